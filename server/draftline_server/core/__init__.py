@@ -1,0 +1,1 @@
+"""Pure Python: requests, blocks, the schedule and text. No torch, no gRPC, no clock of its own."""

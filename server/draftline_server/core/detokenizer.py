@@ -1,0 +1,100 @@
+"""Turns token ids into text as they come: whole characters only, stop strings found and held back.
+
+Text is decoded over a short window of the last ids, which begins where the text was complete once
+before: tokens may hold parts of characters, and decoders treat the first token of a text specially.
+
+    ids     ... | window .......................... |
+    text        [ emitted ........ )[ incomplete .. )
+
+Decoders show the bytes of an incomplete character as U+FFFD, one for all or one for each. So up to
+three of them at the end of the text wait for the next token; the end of generation releases them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Decode = Callable[[Sequence[int]], str]
+REPLACEMENT = "\ufffd"
+MAX_INCOMPLETE = 3
+
+
+class IncrementalDecoder:
+    """Decodes a growing list of ids; what it returns, joined, is the text of them all."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._window: list[int] = []
+        self._emitted = ""
+        # Length of the window when its text was last complete; the next window begins there.
+        self._num_complete = 0
+
+    def push(self, token_id: int) -> str:
+        """Adds one id and returns the characters that it completes."""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        complete = text.rstrip(REPLACEMENT)
+        complete = text[: max(len(complete), len(text) - MAX_INCOMPLETE)]
+        added = complete[len(self._emitted) :]
+        self._emitted += added
+        if added and complete == text:
+            self._advance()
+        return added
+
+    def flush(self) -> str:
+        """Returns what is left, incomplete characters as U+FFFD."""
+        added = self._decode(self._window)[len(self._emitted) :]
+        self._emitted += added
+        return added
+
+    def _advance(self) -> None:
+        self._window = self._window[self._num_complete :]
+        self._num_complete = len(self._window)
+        self._emitted = self._decode(self._window)
+
+
+@dataclass(frozen=True, slots=True)
+class StopMatch:
+    """A stop string that ended the text."""
+
+    stop: str
+
+
+class StopChecker:
+    """Passes text on except what may be the beginning of a stop string."""
+
+    def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
+        self._stops = tuple(stops)
+        self._include_stop = include_stop
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, StopMatch | None]:
+        """Returns the text that is safe to emit, and the stop string where one is complete.
+
+        The match that begins first wins; of those that begin together, the one that ends first.
+        """
+        held = self._held + text
+        matches = [(held.find(stop), len(stop), stop) for stop in self._stops if stop in held]
+        if matches:
+            start, length, stop = min(matches)
+            self._held = ""
+            return held[: start + length if self._include_stop else start], StopMatch(stop)
+        keep = self._length_of_possible_stop(held)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep], None
+
+    def flush(self) -> str:
+        """Returns the text held back, which turned out to be no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _length_of_possible_stop(self, text: str) -> int:
+        """The longest end of `text` that some stop string begins with."""
+        longest = 0
+        for stop in self._stops:
+            for length in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest

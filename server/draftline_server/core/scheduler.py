@@ -1,0 +1,189 @@
+"""Decides what the next step computes, and gives requests their blocks.
+
+Pure Python, no tensors. Running requests decode first, each with room for its draft; what is left of
+the token budget goes to prefill chunks, of running requests first and then of waiting ones. When
+blocks run out, drafts go first and then the running request that is last in order loses its
+blocks and waits to be computed again. The first in order always makes progress, so nothing deadlocks.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from draftline_server.core.block_pool import BlockPool
+from draftline_server.core.request import Request
+
+
+@dataclass(slots=True)
+class ScheduledRequest:
+    """One request's part of a step: feed ``token_ids[target_len : target_len + num_tokens]``."""
+
+    request: Request
+    num_tokens: int
+    draft_length: int
+    """The most draft tokens that the step may verify; slots for them are allocated."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step reaches the newest token, so that a next one can be sampled."""
+        return self.num_tokens == self.request.num_uncomputed_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step computes. Holds no tensors, so that ranks could be told by broadcast."""
+
+    scheduled: tuple[ScheduledRequest, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.num_tokens + s.draft_length for s in self.scheduled)
+
+
+class Scheduler:
+    """Owns the waiting and the running requests and the block pool."""
+
+    def __init__(self, *, pool: BlockPool, max_running: int, max_batched_tokens: int) -> None:
+        self.pool = pool
+        self.num_preemptions = 0
+        self.prefix_cache_queries = 0
+        self.prefix_cache_hits = 0
+        self._max_running = max_running
+        self._max_batched_tokens = max_batched_tokens
+        # Both in scheduling order.
+        self._waiting: list[Request] = []
+        self._running: list[Request] = []
+        self._planned: dict[str, ScheduledRequest] = {}
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        return tuple(self._running)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        return tuple(self._waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Queues a request that can fit the pool."""
+        bisect.insort(self._waiting, request, key=lambda r: r.scheduling_key)
+
+    def remove(self, request: Request) -> None:
+        """Takes out a finished or aborted request and frees its blocks."""
+        if request in self._running:
+            self._running.remove(request)
+        else:
+            self._waiting.remove(request)
+        self._release(request)
+
+    def schedule(self, draft_lengths: Mapping[str, int]) -> StepPlan:
+        """Plans a step. `draft_lengths` gives, by request id, the drafts wanted by decoding requests."""
+        self._planned = {}
+        decoding = [r for r in self._running if r.is_decoding]
+        prefilling = [r for r in self._running if not r.is_decoding]
+        # Every decode keeps its one token before any gets a draft.
+        budget = self._max_batched_tokens - len(decoding)
+        for request in decoding:
+            budget -= self._plan_decode(request, min(draft_lengths.get(request.request_id, 0), budget))
+        for request in prefilling:
+            budget -= self._plan_prefill(request, budget)
+        self._admit(budget)
+        return StepPlan(tuple(self._planned.values()))
+
+    def _plan_decode(self, request: Request, draft_length: int) -> int:
+        """Plans one token and a draft; returns the draft tokens that the budget has to bear."""
+        if request not in self._running:
+            return 0  # preempted for one that goes before it
+        missing = self._num_missing_blocks(request, request.num_tokens + draft_length)
+        if missing > self.pool.num_available:
+            draft_length = 0
+        if not self._grow(request, request.num_tokens + draft_length):
+            return 0
+        self._planned[request.request_id] = ScheduledRequest(request, 1, draft_length)
+        return draft_length
+
+    def _plan_prefill(self, request: Request, budget: int) -> int:
+        """Plans the next chunk of a running request; returns its tokens."""
+        num_tokens = min(request.num_uncomputed_tokens, budget)
+        if num_tokens <= 0 or request not in self._running:
+            return 0
+        if not self._grow(request, request.target_len + num_tokens):
+            return 0
+        self._planned[request.request_id] = ScheduledRequest(request, num_tokens, 0)
+        return num_tokens
+
+    def _admit(self, budget: int) -> None:
+        """Starts waiting requests in order while tokens, places and blocks last."""
+        while self._waiting and budget > 0 and len(self._running) < self._max_running:
+            request = self._waiting[0]
+            self._take_prefix(request)
+            # Room for everything it has now: a request that starts must not push others out at once.
+            if self._num_missing_blocks(request, request.num_tokens) > self.pool.num_available:
+                self._release(request)
+                return
+            self._waiting.pop(0)
+            bisect.insort(self._running, request, key=lambda r: r.scheduling_key)
+            self._count_prefix(request)
+            budget -= self._plan_prefill(request, budget)
+
+    def _take_prefix(self, request: Request) -> None:
+        """Starts from cached blocks; the newest token is always left to be computed."""
+        block_size = self.pool.block_size
+        num_full_blocks = (request.num_tokens - 1) // block_size
+        hashes = request.block_hashes(num_full_blocks, block_size)
+        request.block_table = self.pool.acquire_prefix(hashes)
+        request.num_remembered_blocks = len(request.block_table)
+        request.num_draft_valid_blocks = self.pool.num_draft_valid(request.block_table)
+        request.target_len = request.num_remembered_blocks * block_size
+        request.draft_len = request.num_draft_valid_blocks * block_size
+
+    def _count_prefix(self, request: Request) -> None:
+        if request.num_output_tokens == 0:
+            request.num_cached_tokens = request.target_len
+            self.prefix_cache_queries += request.num_prompt_tokens
+            self.prefix_cache_hits += request.target_len
+
+    def _grow(self, request: Request, num_slots: int) -> bool:
+        """Gives the request blocks for `num_slots`; False where it had to be preempted itself."""
+        while (missing := self._num_missing_blocks(request, num_slots)) > self.pool.num_available:
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        request.block_table.extend(self.pool.allocate(missing))
+        return True
+
+    def _num_missing_blocks(self, request: Request, num_slots: int) -> int:
+        return max(0, -(-num_slots // self.pool.block_size) - len(request.block_table))
+
+    def _preempt(self, request: Request) -> None:
+        self._running.remove(request)
+        self._planned.pop(request.request_id, None)
+        self._release(request)
+        self.add(request)
+        self.num_preemptions += 1
+
+    def _release(self, request: Request) -> None:
+        self.pool.release(request.block_table)
+        request.rewind()
+
+    def remember_full_blocks(self, request: Request) -> None:
+        """Lets others find the blocks that are now full of committed, computed tokens."""
+        block_size = self.pool.block_size
+        hashes = request.block_hashes(request.target_len // block_size, block_size)
+        for index in range(request.num_remembered_blocks, len(hashes)):
+            self.pool.remember(request.block_table[index], hashes[index])
+        request.num_remembered_blocks = len(hashes)
+        num_draft_full = request.draft_len // block_size
+        for index in range(request.num_draft_valid_blocks, num_draft_full):
+            self.pool.mark_draft_valid(request.block_table[index])
+        request.num_draft_valid_blocks = max(request.num_draft_valid_blocks, num_draft_full)

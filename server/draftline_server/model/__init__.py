@@ -1,0 +1,1 @@
+"""What needs torch: loading, attention, the KV cache, packed forwards and logits."""

@@ -1,0 +1,189 @@
+"""Attention over the paged cache, called by unmodified transformers models.
+
+Input is packed: the tokens of all sequences of a step lie one behind the other in ``[1, T]``. Each
+sequence feeds its newest `query_length` tokens and sees its whole cache up to each of them:
+
+    sequence   [ cached ............ | fed now ]
+    query i    sees key positions  <= its own, and > its own - window where the layer has a window
+
+Sequences that feed few tokens (decodes, drafts to verify) are padded into one batch; a prefill chunk
+goes by itself. Cost is the sum of query_length * kv_length, not the product of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from draftline_server.model.kv_cache import KVCache
+
+IMPLEMENTATION = "draftline"
+
+# Up to this many queries of a sequence are worth padding into a batch with others.
+MAX_BATCHED_QUERY_LENGTH = 32
+# A batch holds sequences whose cache is at most this many times as long as its shortest one's.
+MAX_LENGTH_RATIO = 2
+MIN_BUCKET_LENGTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """Where one sequence lies in the packed tokens and in the cache."""
+
+    start: int
+    """Index of its first token in the packed input."""
+    query_length: int
+    kv_length: int
+    """Cached tokens including those fed now."""
+    block_table: Sequence[int]
+
+
+@dataclass(slots=True)
+class AttentionGroup:
+    """Sequences that attend in one call, padded to a common number of queries and of blocks."""
+
+    rows: Tensor
+    """Packed index of each query, ``[batch, queries]``; padding repeats a row of the sequence."""
+    row_slice: slice | None
+    """The same as `rows` where these are consecutive: slicing copies nothing."""
+    block_ids: Tensor
+    """``[batch, blocks]``; padding repeats block 0, which the mask hides."""
+    query_positions: Tensor
+    """``[batch, queries, 1]``."""
+    key_positions: Tensor
+    """``[1, 1, tokens]``."""
+    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None) -> Tensor:
+        """True where a query sees a key, ``[batch, 1, queries, tokens]``. One tensor for all layers."""
+        if window not in self._masks:
+            visible = self.key_positions <= self.query_positions
+            if window is not None:
+                visible &= self.key_positions > self.query_positions - window
+            self._masks[window] = visible.unsqueeze(1)
+        return self._masks[window]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedContext:
+    """What the attention function must know about a step; the same for all layers."""
+
+    cache: KVCache
+    slots: Tensor
+    """Where each packed token's key and value go, ``[T]``."""
+    groups: tuple[AttentionGroup, ...]
+
+
+def build_groups(
+    spans: Sequence[SequenceSpan], *, block_size: int, device: torch.device
+) -> tuple[AttentionGroup, ...]:
+    """Sorts the sequences of a step into groups of similar shape."""
+    batched = [s for s in spans if s.query_length <= MAX_BATCHED_QUERY_LENGTH]
+    alone = [s for s in spans if s.query_length > MAX_BATCHED_QUERY_LENGTH]
+    groups: list[list[SequenceSpan]] = [[s] for s in alone]
+    bucket: list[SequenceSpan] = []
+    # All of one length ratio stay in packed order, so that a uniform batch needs no index.
+    for span in batched if _is_uniform(batched) else sorted(batched, key=lambda s: s.kv_length):
+        limit = MAX_LENGTH_RATIO * max(MIN_BUCKET_LENGTH, bucket[0].kv_length) if bucket else 0
+        if bucket and span.kv_length > limit:
+            groups.append(bucket)
+            bucket = []
+        bucket.append(span)
+    if bucket:
+        groups.append(bucket)
+    return tuple(_build_group(g, block_size=block_size, device=device) for g in groups)
+
+
+def _is_uniform(spans: Sequence[SequenceSpan]) -> bool:
+    lengths = [max(MIN_BUCKET_LENGTH, s.kv_length) for s in spans]
+    return not lengths or max(lengths) <= MAX_LENGTH_RATIO * min(lengths)
+
+
+def _build_group(
+    spans: Sequence[SequenceSpan], *, block_size: int, device: torch.device
+) -> AttentionGroup:
+    num_queries = max(s.query_length for s in spans)
+    num_blocks = max(-(-s.kv_length // block_size) for s in spans)
+    rows, positions, block_ids = [], [], []
+    for span in spans:
+        # Padding repeats the last query: it computes the same value into the same row.
+        offsets = [min(i, span.query_length - 1) for i in range(num_queries)]
+        rows.append([span.start + i for i in offsets])
+        first = span.kv_length - span.query_length
+        positions.append([[first + i] for i in offsets])
+        used = list(span.block_table[: -(-span.kv_length // block_size)])
+        block_ids.append(used + [0] * (num_blocks - len(used)))
+    flat = [row for sequence in rows for row in sequence]
+    is_consecutive = flat == list(range(flat[0], flat[0] + len(flat)))
+    return AttentionGroup(
+        rows=torch.tensor(rows, device=device),
+        row_slice=slice(flat[0], flat[0] + len(flat)) if is_consecutive else None,
+        block_ids=torch.tensor(block_ids, device=device),
+        query_positions=torch.tensor(positions, device=device),
+        key_positions=torch.arange(num_blocks * block_size, device=device).view(1, 1, -1),
+    )
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    *,
+    paged: PagedContext,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls in each layer.
+
+    Takes ``query [1, H, T, D]`` and ``key, value [1, Hkv, T, D]``; returns ``[1, T, H, D]``.
+    """
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    paged.cache.write(layer, paged.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    packed = query[0].transpose(0, 1)
+    output = torch.empty_like(packed, memory_format=torch.contiguous_format)
+    for group in paged.groups:
+        batch, num_queries = group.rows.shape
+        queries = packed[group.row_slice] if group.row_slice else packed[group.rows.flatten()]
+        queries = queries.view(batch, num_queries, *packed.shape[1:]).transpose(1, 2)
+        keys, values = paged.cache.gather(layer, group.block_ids)
+        attended = _attend(queries, keys, values, group.mask(sliding_window), scaling, softcap)
+        attended = attended.transpose(1, 2).reshape(-1, *packed.shape[1:])
+        if group.row_slice:
+            output[group.row_slice] = attended
+        else:
+            output[group.rows.flatten()] = attended
+    return output.unsqueeze(0), None
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None, softcap: float | None
+) -> Tensor:
+    """``[batch, H, queries, D]`` over ``[batch, Hkv, tokens, D]``."""
+    if softcap is None:
+        return functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, scale=scaling, enable_gqa=True
+        )
+    num_groups = queries.shape[1] // keys.shape[1]
+    keys = keys.repeat_interleave(num_groups, dim=1)
+    values = values.repeat_interleave(num_groups, dim=1)
+    scale = queries.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = queries @ keys.transpose(-1, -2) * scale
+    scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(queries.dtype) @ values
+
+
+def register() -> None:
+    """Makes the function known to transformers as ``attn_implementation="draftline"``."""
+    AttentionInterface.register(IMPLEMENTATION, paged_attention)

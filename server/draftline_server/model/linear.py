@@ -1,0 +1,103 @@
+"""Linear layers as a CPU likes them: weights repacked once, at load, instead of in every call.
+
+`F.linear` in bfloat16 repacks its weight each time where the CPU has bfloat16 instructions, and falls
+back to a scalar loop where it has none. oneDNN's prepacked form avoids both; on a CPU without such
+instructions weights and activations are float32 then, which is exact for bfloat16 weights.
+On a GPU nothing is replaced.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def has_native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype of activations and cache for weights of `dtype`."""
+    if device.type == "cpu" and dtype == torch.bfloat16 and not has_native_bfloat16():
+        return torch.float32
+    return dtype
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weight ``[out, in]`` oneDNN has reordered. Inference only."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+        self._bias = None if bias is None else bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return y
+
+
+class FusedLinear(nn.Module):
+    """Several linear layers that read the same input, computed as one.
+
+    The model goes on calling its own layers one by one; each is a `FusedPart`. The first
+    call computes all of them, the others take their share.
+    """
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        super().__init__()
+        biases = [linear.bias for linear in linears]
+        bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
+        self._linear = PackedLinear(torch.cat([linear.weight for linear in linears]), bias)
+        self._sizes = [linear.out_features for linear in linears]
+        self._input: Tensor | None = None
+        self._outputs: tuple[Tensor, ...] = ()
+
+    def output(self, x: Tensor, index: int) -> Tensor:
+        """The output of part `index` for input `x`."""
+        if self._input is not x:
+            self._input = x
+            self._outputs = self._linear(x).split(self._sizes, dim=-1)
+        if index == len(self._sizes) - 1:
+            self._input = None
+        return self._outputs[index]
+
+
+class FusedPart(nn.Module):
+    """Stands where one of the fused layers stood."""
+
+    def __init__(self, fused: FusedLinear, index: int, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        # In a tuple, so that it is not registered as a submodule once for each part.
+        self._fused = (fused,)
+        self._index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._fused[0].output(x, self._index)
+
+
+# Names of sibling layers that every supported architecture calls with one and the same tensor.
+FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Replaces every linear layer of a CPU model, in place."""
+    for module in list(model.modules()):
+        for names in FUSED_SIBLINGS:
+            _fuse(module, names)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, PackedLinear(child.weight, child.bias))
+
+
+def _fuse(module: nn.Module, names: tuple[str, ...]) -> None:
+    linears = [getattr(module, name, None) for name in names]
+    found = [linear for linear in linears if isinstance(linear, nn.Linear)]
+    if len(found) != len(names) or len({linear.bias is None for linear in found}) > 1:
+        return
+    fused = FusedLinear(found)
+    for index, (name, linear) in enumerate(zip(names, found, strict=True)):
+        setattr(module, name, FusedPart(fused, index, linear))

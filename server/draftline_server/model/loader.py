@@ -1,0 +1,26 @@
+"""Brings a verified model directory into memory, ready for packed forwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from draftline_server.model import attention
+from draftline_server.model.linear import compute_dtype, pack_linears
+
+
+def load_model(
+    path: Path, *, dtype: torch.dtype, device: torch.device, pack: bool = True
+) -> PreTrainedModel:
+    """Loads weights of `dtype`; on a CPU their linear layers are repacked, on request not."""
+    attention.register()
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, attn_implementation=attention.IMPLEMENTATION, local_files_only=True
+    )
+    model = model.to(device=device, dtype=compute_dtype(dtype, device)).eval().requires_grad_(False)
+    if device.type == "cpu" and pack:
+        pack_linears(model)
+    return cast(PreTrainedModel, model)

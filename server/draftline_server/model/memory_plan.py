@@ -1,0 +1,222 @@
+"""How the memory is shared out: weights, working memory and, with what is left, the KV cache pool.
+
+Pure arithmetic over facts, configuration and what `device` measured, so that preflight can plan for a GPU
+that it does not have. The pool is sized once, at start-up; running out of it later preempts.
+
+On CUDA the pool is what `inference.memory_fraction` of the GPU's memory leaves after both models' weights
+and the reserves. On a CPU, where the memory is the container's and nothing else may touch it, the pool is
+a tenth of the limit, at most 4 GiB, and at most what the running requests could fill twice over.
+`inference.kv_cache_memory` fixes it on both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from draftline_server.config import Config
+from draftline_server.errors import ResourceError
+from draftline_server.model.architecture import ModelFacts
+
+_CPU_POOL_SHARE = 10
+_CPU_POOL_BYTES = 4 * 2**30
+_CPU_POOL_REUSE = 2
+"""How many times over the running requests could fill the default pool of a CPU: the rest is prefix cache."""
+_CPU_PROCESS_BYTES = 512 * 2**20
+"""The interpreter and the libraries."""
+_LOGITS_COPIES = 3
+"""Logits, filtered logits and probabilities of a row are alive at once, in float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMemory:
+    """One model's share."""
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """The memory that a plan may use. `source` is for messages."""
+
+    is_cpu: bool
+    total_bytes: int
+    available_bytes: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The sizes that the engine allocates. All bytes, except where a name says otherwise."""
+
+    budget: MemoryBudget
+    limit_bytes: int
+    """What this process may use of the budget."""
+    target: ModelMemory
+    draft: ModelMemory | None
+    """None where no draft model is run."""
+    extra_weight_bytes: int
+    """Copies of weights, such as repacked ones."""
+    logits_bytes: int
+    activation_bytes: int
+    process_bytes: int
+    block_size: int
+    num_blocks: int
+    """Of the pool; each has room in the caches of both models."""
+    max_context_length: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of both models: a block has room in both caches."""
+        return self.target.kv_bytes_per_token + (self.draft.kv_bytes_per_token if self.draft else 0)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.kv_bytes_per_token * self.block_size
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that requests can keep in the pool at once."""
+        return self.num_blocks * self.block_size
+
+    def table(self) -> list[str]:
+        """The plan for the log, one line for each share."""
+        rows = [("target weights", self.target.weight_bytes, "")]
+        if self.draft is not None:
+            rows.append(("draft weights", self.draft.weight_bytes, ""))
+        if self.extra_weight_bytes:
+            rows.append(("repacked weights", self.extra_weight_bytes, ""))
+        rows += [
+            ("logits", self.logits_bytes, ""),
+            ("activations", self.activation_bytes, ""),
+        ]
+        if self.process_bytes:
+            rows.append(("process", self.process_bytes, ""))
+        rows += [
+            ("KV cache pool", self.pool_bytes, f"{self.num_blocks} blocks of {self.block_size} tokens"),
+            ("target KV of a token", self.target.kv_bytes_per_token, ""),
+        ]
+        if self.draft is not None:
+            rows.append(("draft KV of a token", self.draft.kv_bytes_per_token, ""))
+        used = _fixed_bytes(self) + self.pool_bytes
+        rows.append(("in all", used, f"of {format_bytes(self.limit_bytes)} ({self.budget.source})"))
+        return [f"{name:<22}{format_bytes(size):>12}  {note}".rstrip() for name, size, note in rows]
+
+
+def compute_memory_plan(
+    config: Config,
+    *,
+    budget: MemoryBudget,
+    max_context_length: int,
+    target: ModelFacts,
+    target_dtype_bytes: int,
+    draft: ModelFacts | None = None,
+    draft_dtype_bytes: int = 0,
+    extra_weight_bytes: int = 0,
+) -> MemoryPlan:
+    """Raises `ResourceError` where the models do not fit or the pool cannot hold one request.
+
+    `draft` is None where none is run. The dtypes are those that weights and cache have in memory.
+    """
+    facts = [target] if draft is None else [target, draft]
+    limit_bytes = budget.available_bytes
+    if not budget.is_cpu:
+        share = int(config.inference.memory_fraction * budget.total_bytes)
+        limit_bytes = min(share, budget.available_bytes)
+    empty = MemoryPlan(
+        budget=budget,
+        limit_bytes=limit_bytes,
+        target=_model_memory(target, target_dtype_bytes),
+        draft=_model_memory(draft, draft_dtype_bytes) if draft else None,
+        extra_weight_bytes=extra_weight_bytes,
+        logits_bytes=_logits_bytes(config, vocab_size=max(fact.vocab_size for fact in facts)),
+        activation_bytes=max(
+            _activation_bytes(config, fact, dtype_bytes)
+            for fact, dtype_bytes in zip(facts, (target_dtype_bytes, draft_dtype_bytes), strict=False)
+        ),
+        process_bytes=_CPU_PROCESS_BYTES if budget.is_cpu else 0,
+        block_size=config.inference.block_size,
+        num_blocks=0,
+        max_context_length=max_context_length,
+    )
+    return _with_pool(empty, _choose_pool_bytes(config, empty))
+
+
+def format_bytes(size: int) -> str:
+    """In the unit that keeps the number short."""
+    for unit, factor in [("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)]:
+        if abs(size) >= factor:
+            return f"{size / factor:.2f} {unit}"
+    return f"{size} B"
+
+
+def _model_memory(facts: ModelFacts, dtype_bytes: int) -> ModelMemory:
+    return ModelMemory(
+        weight_bytes=facts.num_parameters * dtype_bytes,
+        kv_bytes_per_token=facts.kv_bytes_per_token(dtype_bytes),
+    )
+
+
+def _logits_bytes(config: Config, *, vocab_size: int) -> int:
+    """Of the step with most rows: every sequence decodes one, or the speculating ones verify k + 1 each."""
+    batch = config.max_batch_size
+    speculating = min(config.speculative_decoding.max_batch_size, batch)
+    rows = max(batch, speculating * (config.num_speculative_tokens + 1))
+    rows = min(rows, config.inference.max_batched_tokens)
+    return rows * vocab_size * 4 * _LOGITS_COPIES
+
+
+def _activation_bytes(config: Config, facts: ModelFacts, dtype_bytes: int) -> int:
+    """The peak inside one layer at a full token budget: residual, attention and MLP, each with copies."""
+    attention_width = (2 * facts.num_attention_heads + 2 * facts.num_kv_heads) * facts.head_dim
+    width = 6 * facts.hidden_size + 2 * attention_width + 3 * facts.intermediate_size
+    return config.inference.max_batched_tokens * width * max(dtype_bytes, 4)
+
+
+def _fixed_bytes(plan: MemoryPlan) -> int:
+    weights = plan.target.weight_bytes + (plan.draft.weight_bytes if plan.draft else 0)
+    return weights + plan.extra_weight_bytes + plan.logits_bytes + plan.activation_bytes + plan.process_bytes
+
+
+def _choose_pool_bytes(config: Config, plan: MemoryPlan) -> int:
+    left = plan.limit_bytes - _fixed_bytes(plan)
+    if left <= 0:
+        raise ResourceError(
+            f"models: weights and working memory need {format_bytes(_fixed_bytes(plan))}, "
+            f"there are {format_bytes(plan.limit_bytes)} ({plan.budget.source})"
+        )
+    fixed = config.inference.kv_cache_memory
+    if fixed is not None:
+        if fixed > left:
+            raise ResourceError(
+                f"inference.kv_cache_memory: {format_bytes(fixed)} do not fit; weights and working memory "
+                f"leave {format_bytes(left)} of {format_bytes(plan.limit_bytes)} ({plan.budget.source})"
+            )
+        return fixed
+    if not plan.budget.is_cpu:
+        return left
+    useful = config.server.max_concurrent_requests * _blocks_of_one_request(plan) * _CPU_POOL_REUSE
+    share = min(plan.limit_bytes // _CPU_POOL_SHARE, _CPU_POOL_BYTES)
+    return min(share, left, useful * plan.block_bytes)
+
+
+def _with_pool(plan: MemoryPlan, pool_bytes: int) -> MemoryPlan:
+    num_blocks = pool_bytes // plan.block_bytes
+    needed = _blocks_of_one_request(plan)
+    if num_blocks < needed:
+        raise ResourceError(
+            f"inference.kv_cache_memory: the pool of {format_bytes(pool_bytes)} is too small for one request "
+            f"of inference.max_context_length ({plan.max_context_length} tokens), which needs "
+            f"{format_bytes(needed * plan.block_bytes)}; raise the one or lower the other"
+        )
+    return dataclasses.replace(plan, num_blocks=num_blocks)
+
+
+def _blocks_of_one_request(plan: MemoryPlan) -> int:
+    return math.ceil(plan.max_context_length / plan.block_size)

@@ -1,0 +1,33 @@
+"""Picks a token from each processed row: the most probable one, or one drawn with keyed noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draftline_server.model.noise import exponential_noise
+
+
+def sample(logits: Tensor, keys: Sequence[int | None]) -> list[int]:
+    """Samples each row of processed logits ``[rows, vocab]``; a key of None takes the argmax."""
+    drawn = [i for i, key in enumerate(keys) if key is not None]
+    if not drawn:
+        return logits.argmax(dim=-1).tolist()
+    noise_keys = [key for key in keys if key is not None]
+    index = torch.tensor(drawn, device=logits.device)
+    probs = torch.softmax(logits[index] if len(drawn) < len(keys) else logits, dim=-1)
+    sampled = sample_probs(probs, noise_keys)
+    if len(drawn) == len(keys):
+        return sampled
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    for row, token_id in zip(drawn, sampled, strict=True):
+        tokens[row] = token_id
+    return tokens
+
+
+def sample_probs(probs: Tensor, keys: Sequence[int]) -> list[int]:
+    """Samples each row of (possibly unnormalised) probabilities ``[rows, vocab]``."""
+    noise = exponential_noise(keys, probs.shape[-1], probs.device)
+    return (probs / noise).argmax(dim=-1).tolist()

@@ -1,0 +1,215 @@
+"""All checks of a model pair that need no weights, in the order of what they cost.
+
+`inspect_models` is what `serve`, `plan` and `preflight` begin with: after it, loading may only fail for
+what cannot be known before. Every fault is one line that begins with the configuration key at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import PreTrainedConfig
+
+from draftline_server.config import Config, Method, ModelConfig
+from draftline_server.core.digest import ModelDigest, compute_model_digest, compute_pair_digest
+from draftline_server.errors import ModelError
+from draftline_server.model import architecture, checkpoint, device, memory_plan, pair
+from draftline_server.model.architecture import ModelFacts
+from draftline_server.model.linear import compute_dtype
+from draftline_server.model.memory_plan import MemoryBudget, MemoryPlan
+from draftline_server.model.tokenizer import Tokenizer
+
+Role = Literal["target", "draft"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedModel:
+    """One model whose files were checked; nothing is loaded yet."""
+
+    role: Role
+    directory: Path
+    config: PreTrainedConfig
+    facts: ModelFacts
+    tokenizer: Tokenizer
+    digest: ModelDigest
+    dtype: torch.dtype
+    """Of the weights, as configured; the device may compute in a wider one."""
+    compute_dtype: torch.dtype
+    """Of weights in memory, activations and cache."""
+    ignored_files: tuple[Path, ...]
+    """Safetensors files that are no part of the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedModels:
+    """A pair that fits together and fits the device."""
+
+    device: torch.device
+    budget: MemoryBudget
+    target: InspectedModel
+    draft: InspectedModel | None
+    """The configured draft model, whether or not it is ever run."""
+    methods: tuple[Method, ...]
+    """The proposers that this server can run, in order; empty where speculation is off."""
+    max_context_length: int
+    pair_digest: str
+    plan: MemoryPlan
+
+    def notes(self) -> list[str]:
+        """What is worth a line in the log, though nothing is wrong."""
+        models = [self.target] if self.draft is None else [self.target, self.draft]
+        return [
+            f"{_key(model.role)}: ignored {path.name}, which is no part of the checkpoint"
+            for model in models
+            for path in model.ignored_files
+        ]
+
+
+def inspect_models(config: Config) -> InspectedModels:
+    """Checks the configured models and plans the memory. Raises a `StartupError`."""
+    where = device.resolve_device(config.device)
+    target = inspect_model(config.models.target_model, role="target", where=where)
+    draft = None
+    if config.models.draft_model is not None:
+        draft = inspect_model(config.models.draft_model, role="draft", where=where)
+        with _naming("draft"):
+            pair.check_tokenizers(target.tokenizer, draft.tokenizer)
+    max_context_length = pair.check_context_lengths(
+        max_context_length=config.inference.max_context_length,
+        target=target.facts,
+        draft=draft.facts if draft and config.uses_draft_model else None,
+    )
+    pair_digest = _check_pair_digest(config, target, draft)
+    budget = read_budget(where)
+    return InspectedModels(
+        device=where,
+        budget=budget,
+        target=target,
+        draft=draft,
+        methods=_usable_methods(config),
+        max_context_length=max_context_length,
+        pair_digest=pair_digest,
+        plan=plan_memory(config, target, draft, budget=budget, max_context_length=max_context_length),
+    )
+
+
+def inspect_model(model: ModelConfig, *, role: Role, where: torch.device) -> InspectedModel:
+    """Checks one model's directory, architecture, weights, dtype and tokenizer."""
+    directory = model.path
+    with _naming(role):
+        checkpoint.check_directory(directory)
+        config = architecture.read_config(directory)
+        weights = checkpoint.read_checkpoint(directory)
+        skeleton = architecture.build_skeleton(directory, config)
+        checkpoint.check_tensors(directory, weights, skeleton)
+        facts = architecture.describe(
+            config,
+            skeleton,
+            checkpoint_dtype=device.dtype_name(config.dtype) if config.dtype else weights.dtype,
+            eos_token_ids=architecture.read_eos_token_ids(directory, config),
+        )
+        tokenizer = Tokenizer.load(directory)
+        pair.check_vocabulary(tokenizer, facts)
+    dtype = device.resolve_dtype(
+        model.dtype,
+        checkpoint_dtype=facts.checkpoint_dtype,
+        device=where,
+        key=f"models.{role}_model.dtype",
+    )
+    with _naming(role):
+        digest = compute_model_digest(directory)
+    return InspectedModel(
+        role=role,
+        directory=directory,
+        config=config,
+        facts=facts,
+        tokenizer=tokenizer,
+        digest=digest,
+        dtype=dtype,
+        compute_dtype=compute_dtype(dtype, where),
+        ignored_files=weights.ignored_files,
+    )
+
+
+def read_budget(where: torch.device) -> MemoryBudget:
+    """The memory of a device as the plan wants it."""
+    memory = device.read_memory(where)
+    return MemoryBudget(
+        is_cpu=where.type == "cpu",
+        total_bytes=memory.total_bytes,
+        available_bytes=memory.available_bytes,
+        source=memory.source,
+    )
+
+
+def plan_memory(
+    config: Config,
+    target: InspectedModel,
+    draft: InspectedModel | None,
+    *,
+    budget: MemoryBudget,
+    max_context_length: int,
+) -> MemoryPlan:
+    """The plan of a pair; a draft model that is never run takes no memory."""
+    run_draft = draft if config.uses_draft_model else None
+    models = [target] if run_draft is None else [target, run_draft]
+    return memory_plan.compute_memory_plan(
+        config,
+        budget=budget,
+        max_context_length=max_context_length,
+        target=target.facts,
+        target_dtype_bytes=target.compute_dtype.itemsize,
+        draft=run_draft.facts if run_draft else None,
+        draft_dtype_bytes=run_draft.compute_dtype.itemsize if run_draft else 0,
+        extra_weight_bytes=sum(map(_repacked_bytes, models)) if budget.is_cpu else 0,
+    )
+
+
+def _repacked_bytes(model: InspectedModel) -> int:
+    """A CPU repacks linear weights; the head's stays twice where it is the embedding's, too."""
+    facts = model.facts
+    return facts.has_tied_head * facts.vocab_size * facts.hidden_size * model.compute_dtype.itemsize
+
+
+def _check_pair_digest(config: Config, target: InspectedModel, draft: InspectedModel | None) -> str:
+    dtypes = {"target": device.dtype_name(target.dtype)}
+    sizes = {"target": config.models.target_model.tensor_parallel_size}
+    if draft is not None and config.models.draft_model is not None:
+        dtypes["draft"] = device.dtype_name(draft.dtype)
+        sizes["draft"] = config.models.draft_model.tensor_parallel_size
+    computed = compute_pair_digest(
+        target=target.digest,
+        draft=draft.digest if draft else None,
+        dtypes=dtypes,
+        tensor_parallel_sizes=sizes,
+        num_speculative_tokens=config.num_speculative_tokens,
+    )
+    expected = config.models.expected_pair_digest
+    if expected not in (None, computed):
+        raise ModelError(f"models.expected_pair_digest: {expected} is expected, the files give {computed}")
+    return computed
+
+
+def _usable_methods(config: Config) -> tuple[Method, ...]:
+    if config.num_speculative_tokens == 0:
+        return ()
+    methods = config.speculative_decoding.methods
+    return tuple(method for method in methods if method != "draft_model" or config.uses_draft_model)
+
+
+@contextmanager
+def _naming(role: Role) -> Iterator[None]:
+    """Puts the configuration key before what is wrong with a model."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{_key(role)}: {error}") from error
+
+
+def _key(role: Role) -> str:
+    return f"models.{role}_model.path"

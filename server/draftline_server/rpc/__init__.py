@@ -1,0 +1,1 @@
+"""The gRPC service: converts, admits, streams, drains. Decides nothing about tokens."""

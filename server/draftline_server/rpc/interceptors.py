@@ -1,0 +1,80 @@
+"""Around every method of the service: messages in and out, and errors to status codes.
+
+Messages are parsed and serialized here and not by gRPC, which would answer a fault of either with an
+exception's text. Where authentication comes one day, it becomes another interceptor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from draftline_server.errors import InvalidRequestError, RequestError
+from draftline_server.rpc.status import as_request_error, status_of, trailing_metadata_of
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Behaviour = Callable[[Any, Context], Awaitable[Any]]
+
+
+class StatusInterceptor(grpc.aio.ServerInterceptor):
+    """Ends every call of one service with a code of ours; other services pass through."""
+
+    def __init__(self, service: str) -> None:
+        self._prefix = f"/{service}/"
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        method = await continuation(handler_call_details)
+        if method is None or not handler_call_details.method.startswith(self._prefix):
+            return method
+        if method.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                _streaming(method.unary_stream, method.request_deserializer),  # type: ignore[arg-type]
+                response_serializer=method.response_serializer,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            _unary(method.unary_unary, method.request_deserializer)  # type: ignore[arg-type]
+        )
+
+
+def _unary(behaviour: Behaviour, parse: Callable[[bytes], Message]) -> Behaviour:
+    async def respond(raw: bytes, context: Context) -> bytes:
+        try:
+            response: Message = await behaviour(_parse(parse, raw), context)
+            return response.SerializeToString()
+        except Exception as error:
+            return await _abort(error, context)
+
+    return respond
+
+
+def _streaming(behaviour: Behaviour, parse: Callable[[bytes], Message]) -> Behaviour:
+    async def stream(raw: bytes, context: Context) -> None:
+        try:
+            await behaviour(_parse(parse, raw), context)
+        except Exception as error:
+            await _abort(error, context)
+
+    return stream
+
+
+def _parse(parse: Callable[[bytes], Message], raw: bytes) -> Message:
+    try:
+        return parse(raw)
+    except DecodeError as error:
+        raise InvalidRequestError("(message)", "is not a valid message of this method") from error
+
+
+async def _abort(error: Exception, context: Context) -> Any:
+    if isinstance(error, grpc.aio.BaseError):
+        raise error  # the connection is gone, or the call was aborted: gRPC knows
+    request_error: RequestError = as_request_error(error)
+    await context.abort(
+        status_of(request_error), str(request_error), trailing_metadata=trailing_metadata_of(request_error)
+    )

@@ -1,0 +1,1 @@
+"""Proposers, verification and the choice of draft lengths."""

@@ -1,0 +1,100 @@
+"""How likely the next draft tokens are to be accepted, from what happened to earlier ones.
+
+Estimates are conditional: of position j given that all before it were accepted. A draft that fails at
+position 1 says nothing about position 2 (using accepted / drafted would favour short drafts). They look at
+outcomes only, never at the drafted tokens: lengths chosen from content would bias the output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# Positions beyond this share an estimate.
+NUM_POSITIONS = 8
+
+
+@dataclass(slots=True)
+class _Estimate:
+    """A decayed Beta estimate: `accepted` of `trials` pseudo-counts."""
+
+    trials: float = 0.0
+    accepted: float = 0.0
+
+    def update(self, *, was_accepted: bool, decay: float) -> None:
+        self.trials = self.trials * decay + 1.0
+        self.accepted = self.accepted * decay + was_accepted
+
+    def mean(self, prior: float, prior_trials: float) -> float:
+        return (self.accepted + prior * prior_trials) / (self.trials + prior_trials)
+
+
+@dataclass(slots=True)
+class AcceptanceProfile:
+    """Acceptance by position, for one proposer: of all requests, or of one."""
+
+    positions: list[_Estimate] = field(default_factory=lambda: [_Estimate() for _ in range(NUM_POSITIONS)])
+
+    def observe(self, *, num_draft_tokens: int, num_accepted_tokens: int, decay: float) -> None:
+        for position in range(min(num_draft_tokens, num_accepted_tokens + 1)):
+            estimate = self.positions[min(position, NUM_POSITIONS - 1)]
+            estimate.update(was_accepted=position < num_accepted_tokens, decay=decay)
+
+    def conditional(self, position: int, prior: float, prior_trials: float) -> float:
+        return self.positions[min(position, NUM_POSITIONS - 1)].mean(prior, prior_trials)
+
+
+class AcceptanceTracker:
+    """Profiles of all proposers, and of each request with each of them."""
+
+    # About the last 50 drafts count for the server, the last 10 for a request.
+    GLOBAL_DECAY = 0.98
+    REQUEST_DECAY = 0.9
+    PROBE_DECAY = 0.8
+    # What an estimate is worth before anything was seen, in trials.
+    INITIAL_ACCEPTANCE = 0.6
+    INITIAL_TRIALS = 2.0
+    REQUEST_PRIOR_TRIALS = 3.0
+
+    def __init__(self) -> None:
+        self._global: dict[str, AcceptanceProfile] = {}
+        self._requests: dict[str, dict[str, AcceptanceProfile]] = {}
+
+    def observe(
+        self,
+        request_id: str,
+        proposer: str,
+        *,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        is_probe: bool = False,
+    ) -> None:
+        """Counts one verified draft. Probes are rare, so each of them weighs more."""
+        of_all = self._global.setdefault(proposer, AcceptanceProfile())
+        of_request = self._requests.setdefault(request_id, {}).setdefault(proposer, AcceptanceProfile())
+        global_decay = self.PROBE_DECAY if is_probe else self.GLOBAL_DECAY
+        for profile, decay in ((of_all, global_decay), (of_request, self.REQUEST_DECAY)):
+            profile.observe(
+                num_draft_tokens=num_draft_tokens, num_accepted_tokens=num_accepted_tokens, decay=decay
+            )
+
+    def survivals(self, request_id: str, proposer: str, length: int) -> list[float]:
+        """Probability that draft token j is accepted, for j in 0..length: a falling sequence."""
+        of_request = self._requests.get(request_id, {}).get(proposer)
+        survival, result = 1.0, []
+        for position in range(length):
+            conditional = self.global_acceptance(proposer, position)
+            if of_request is not None:
+                conditional = of_request.conditional(position, conditional, self.REQUEST_PRIOR_TRIALS)
+            survival *= conditional
+            result.append(survival)
+        return result
+
+    def global_acceptance(self, proposer: str, position: int) -> float:
+        """Conditional acceptance of a position over all requests."""
+        profile = self._global.get(proposer)
+        if profile is None:
+            return self.INITIAL_ACCEPTANCE
+        return profile.conditional(position, self.INITIAL_ACCEPTANCE, self.INITIAL_TRIALS)
+
+    def forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)

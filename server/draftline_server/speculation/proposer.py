@@ -1,0 +1,53 @@
+"""What every source of drafts offers to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from draftline_server.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed continuation of one request's committed tokens."""
+
+    proposer: str
+    token_ids: tuple[int, ...]
+    probs: Tensor | None = None
+    """The distributions q that the tokens were drawn from, ``[tokens, vocab]``. None where the tokens
+    are to be matched with the target's own choice: one-hot drafts and those drawn with its noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTask:
+    """A request and how many tokens to draft for it."""
+
+    request: Request
+    length: int
+
+
+class Proposer(Protocol):
+    """A source of drafts.
+
+    `max_length` decides from committed tokens alone, never from what would be drafted: a length that
+    depends on the drawn tokens would change the output's distribution.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def max_length(self, request: Request, limit: int) -> int:
+        """How many tokens it could propose now, at most `limit`; 0 where it has nothing to offer."""
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        """One draft for each task, in order, each of at most the task's length and possibly empty."""
+
+    def follow(self, requests: Sequence[Request]) -> None:
+        """Called after prefill: reads committed tokens ahead of the first proposal."""
+
+    def release(self, request: Request) -> None:
+        """Forgets a request that has ended."""

@@ -1,0 +1,51 @@
+"""The one interface behind which everything that is measured stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from workload import Workload
+
+
+@dataclass(frozen=True)
+class Run:
+    """One workload, carried out once."""
+
+    seconds: float
+    """From the submission of all prompts to the last token of the last one; prefill included."""
+    outputs: tuple[tuple[int, ...], ...]
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    decode_steps: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+class Arm(Protocol):
+    """One way to decode."""
+
+    @property
+    def name(self) -> str: ...
+
+    def supports(self, workload: Workload) -> bool:
+        """Whether this arm has a cell in that column."""
+
+    def run(self, workload: Workload) -> Run:
+        """Carries out the workload once."""
+
+    def close(self) -> None:
+        """Frees what the arm holds."""
+
+
+def check_lengths(arm: Arm, workload: Workload, run: Run) -> None:
+    """Raises where an arm did less or more than it was asked to: its time would mean nothing."""
+    lengths = [len(output) for output in run.outputs]
+    if lengths != [workload.new_tokens] * workload.num_streams:
+        raise RuntimeError(f"{arm.name}, {workload.name}: {lengths} new tokens, {workload.new_tokens} wanted")

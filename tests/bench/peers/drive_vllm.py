@@ -1,0 +1,73 @@
+"""vLLM's CPU build as a peer: its offline engine, in this process. Run by the peer's interpreter.
+
+Prefix caching is off, as in every arm: prompts repeat between runs. Compilation stays as vLLM
+ships it for CPUs, which is its best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from protocol import Peer, claim_stdout, serve
+
+# All read by vLLM when it is imported. In-process, because a spinning idle worker would slow the
+# arms that run in between; offline, because nothing is to be fetched.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def start(model: str, *, max_streams: int, num_speculative_tokens: int) -> Peer:
+    import vllm
+
+    speculation = (
+        {
+            "method": "ngram",
+            "num_speculative_tokens": num_speculative_tokens,
+            "prompt_lookup_min": 2,
+            "prompt_lookup_max": 4,
+        }
+        if num_speculative_tokens
+        else None
+    )
+    llm = vllm.LLM(
+        model=model,
+        dtype="bfloat16",
+        max_model_len=2048,
+        max_num_seqs=max_streams,
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+        speculative_config=speculation,
+        seed=0,
+    )
+
+    def generate(prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+        sampling = vllm.SamplingParams(temperature=0.0, max_tokens=max_new_tokens, ignore_eos=True)
+        results = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+        return [list(result.outputs[0].token_ids) for result in results]
+
+    kind = f", n-gram {num_speculative_tokens}" if num_speculative_tokens else ""
+    return Peer(f"vLLM {vllm.__version__} CPU build, bfloat16{kind}", generate)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--max-streams", type=int, default=32)
+    parser.add_argument("--num-speculative-tokens", type=int, default=0)
+    arguments = parser.parse_args()
+    answers = claim_stdout()
+    peer = start(
+        arguments.model,
+        max_streams=arguments.max_streams,
+        num_speculative_tokens=arguments.num_speculative_tokens,
+    )
+    serve(peer, answers)
+
+
+if __name__ == "__main__":
+    main()

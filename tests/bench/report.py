@@ -1,0 +1,120 @@
+"""Turns measurements into one markdown document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from machine import Machine
+from measure import Cell, Table
+from models import ModelBytes
+from sweep import SweepPoint
+from workload import Workload
+
+OFF = "draftline off"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def describe_machine(machine: Machine) -> str:
+    native = "native bfloat16" if machine.has_native_bfloat16 else "no bfloat16 instructions"
+    return (
+        f"{machine.processor}, {machine.num_cores} cores, {native}, "
+        f"reads {machine.bytes_per_second / 1e9:.1f} GB/s; torch {machine.torch_version}"
+    )
+
+
+def speed_table(names: Sequence[str], workloads: Sequence[Workload], table: Table) -> str:
+    """Output tokens per second, the ratio to our plain decoding, and acceptance."""
+    header = ["tokens/s (ratio to off; accepted of drafted)", *(workload.name for workload in workloads)]
+    rows = [[name, *(_speed(table, name, workload) for workload in workloads)] for name in names]
+    return markdown_table(header, rows)
+
+
+def _speed(table: Table, name: str, workload: Workload) -> str:
+    cell = table.get((name, workload.name))
+    if cell is None:
+        return "-"
+    notes = []
+    if name != OFF:
+        notes.append(f"{cell.ratio_to(table[OFF, workload.name]):.2f}x")
+    if cell.acceptance is not None:
+        notes.append(f"{cell.acceptance:.0%}")
+    return f"{cell.tokens_per_second:.1f}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def floor_table(
+    workloads: Sequence[Workload], table: Table, *, machine: Machine, sizes: Sequence[tuple[str, ModelBytes]]
+) -> str:
+    """How far plain decoding is from the time that reading weights and cache takes at least."""
+    header = ["plain decoding", *(workload.name for workload in workloads)]
+    cells = [table[OFF, workload.name] for workload in workloads]
+    steps = [
+        workload.num_streams / cell.tokens_per_second for cell, workload in zip(cells, workloads, strict=True)
+    ]
+    rows = [["ms per token of a stream, prefill included", *(f"{1e3 * seconds:.1f}" for seconds in steps)]]
+    for name, size in sizes:
+        floors = [
+            machine.floor_seconds(size.per_step(num_sequences=w.num_streams, context=w.mean_context))
+            for w in workloads
+        ]
+        rows.append([f"floor in {name}, ms", *(f"{1e3 * floor:.1f}" for floor in floors)])
+        distances = [seconds / floor for seconds, floor in zip(steps, floors, strict=True)]
+        rows.append([f"times the floor in {name}", *(f"{distance:.1f}" for distance in distances)])
+    return markdown_table(header, rows)
+
+
+def sweep_table(points: Sequence[SweepPoint]) -> str:
+    """Off, fixed and adaptive at each acceptance, and the worst of adaptive."""
+    header = ["acceptance", "streams", "off", "fixed", "fixed / off", "adaptive", "adaptive / off", "spread"]
+    rows = [
+        [
+            f"{point.rate:.2f}",
+            str(point.workload.num_streams),
+            _rate(point.off),
+            _rate(point.fixed),
+            f"{point.fixed_ratio:.2f}",
+            _rate(point.adaptive),
+            f"{point.adaptive_ratio:.2f}",
+            f"{max(point.off.spread, point.adaptive.spread):.1%}",
+        ]
+        for point in points
+    ]
+    worst = min(points, key=lambda point: point.adaptive_ratio)
+    least = (
+        f"Least adaptive / off: {worst.adaptive_ratio:.3f}, at acceptance {worst.rate:.2f} "
+        f"and {worst.workload.num_streams} streams (aim: 0.98)."
+    )
+    return f"{markdown_table(header, rows)}\n\n{least}"
+
+
+def _rate(cell: Cell) -> str:
+    return f"{cell.tokens_per_second:.1f}"
+
+
+def aims(names: Sequence[str], workloads: Sequence[Workload], table: Table) -> str:
+    """Each aim of the project with what was measured. Only those whose arms have run."""
+    copy = workloads[-1]
+    lines = []
+    for name in ("draftline n-gram", "draftline adaptive"):
+        ratio = table[name, copy.name].ratio_to(table[OFF, copy.name])
+        lines.append(f"- {name} / off on {copy.name}: {ratio:.2f} (aim: 2)")
+    for other, least in (("vLLM", 0.8), ("transformers generate", 1.0), ("llama.cpp", None)):
+        for workload in workloads:
+            if other in names and (other, workload.name) in table:
+                ratio = table[OFF, workload.name].ratio_to(table[other, workload.name])
+                aim = f" (aim: {least:g})" if least is not None else ""
+                lines.append(f"- plain / {other} on {workload.name}: {ratio:.2f}{aim}")
+    return "\n".join(lines)
+
+
+def rpc_line(direct: Cell, rpc: Cell, workload: Workload) -> str:
+    """What gRPC adds to the engine's time."""
+    cost = 1.0 / rpc.ratio_to(direct) - 1.0
+    return (
+        f"gRPC, {workload.num_streams} streaming clients in another process: {rpc.tokens_per_second:.1f} tokens/s, "
+        f"the engine alone {direct.tokens_per_second:.1f}: {cost:+.1%} of engine time (aim: at most 5 %)."
+    )

@@ -1,0 +1,176 @@
+"""The benchmark: everything that we compare, in one run on one machine, as one markdown document.
+
+``make bench`` runs it; ``PEERS=1 make bench`` adds vLLM and llama.cpp. Each number is a median over
+interleaved rounds, each ratio the median of the rounds' ratios. Prompts and new tokens are the same for
+all, greedy, end-of-sequence ignored, prefix caches off; a time includes prefill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+# This folder's modules are no package: the bench is a script, and its peers have other interpreters.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import report
+from arms import Arm
+from engine_arms import CONTEXT_LENGTH, EngineArm, LoadedPair, load_pair, make_arms, make_engine
+from machine import Machine, measure_machine
+from measure import measure
+from models import Pair, cache_dir, model_bytes, smollm2_pair, tiny_pair
+from peer_arms import PeerArm, start_peers
+from rpc_arms import RpcArm
+from sweep import RATES, sweep
+from transformers_arms import TransformersArm
+from transformers_arms import load as load_transformers
+from workload import NEW_TOKENS, STREAMS, WorkloadSet, make_workloads
+
+LOOKUP_TOKENS = 10
+DTYPE = "bfloat16"
+SECTIONS = ("speed", "sweep", "rpc")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured."""
+
+    rounds: int = 5
+    streams: tuple[int, ...] = STREAMS
+    new_tokens: int = NEW_TOKENS
+    rates: tuple[float, ...] = RATES
+
+
+QUICK = Effort(rounds=1, streams=(1, 2), new_tokens=8, rates=(0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all sections share."""
+
+    machine: Machine
+    pair: Pair
+    loaded: LoadedPair
+    workloads: WorkloadSet
+    effort: Effort
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke test: tiny random models, few tokens")
+    parser.add_argument(
+        "--peers", action="store_true", default=os.environ.get("PEERS") == "1", help="add vLLM and llama.cpp"
+    )
+    parser.add_argument("--rounds", type=int, help="counted rounds (default: 5)")
+    parser.add_argument("--only", choices=SECTIONS, action="append", help="leave out the other sections")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: cores)"
+    )
+    parser.add_argument("--out", type=Path, help="the markdown file (default: bench/result.md in the cache)")
+    return parser.parse_args()
+
+
+def prepare(arguments: argparse.Namespace) -> Bench:
+    effort = QUICK if arguments.quick else Effort()
+    if arguments.rounds is not None:
+        effort = Effort(arguments.rounds, effort.streams, effort.new_tokens, effort.rates)
+    torch.set_num_threads(arguments.threads)
+    pair = tiny_pair() if arguments.quick else smollm2_pair()
+    return Bench(
+        machine=measure_machine(),
+        pair=pair,
+        loaded=load_pair(pair, dtype=getattr(torch, DTYPE)),
+        workloads=make_workloads(pair.target, streams=effort.streams, new_tokens=effort.new_tokens),
+        effort=effort,
+    )
+
+
+def run_speed(bench: Bench, peers: Sequence[PeerArm]) -> str:
+    model = load_transformers(bench.pair.target, getattr(torch, DTYPE))
+    others = [TransformersArm(model), TransformersArm(model, lookup_tokens=LOOKUP_TOKENS), *peers]
+    arms: list[Arm] = [*make_arms(bench.loaded), *others]
+    workloads = bench.workloads.all
+    table = measure(arms, workloads, rounds=bench.effort.rounds)
+    names = [arm.name for arm in arms]
+    for arm in arms:
+        arm.close()
+    sizes = [("bfloat16", model_bytes(bench.pair.target, bytes_per_value=2))]
+    if not bench.machine.has_native_bfloat16:
+        sizes.append(("float32", model_bytes(bench.pair.target, bytes_per_value=4)))
+    parts = [
+        "## Speed",
+        report.speed_table(names, workloads, table),
+        *(f"{peer.name}: {peer.description}." for peer in peers),
+        report.floor_table(workloads, table, machine=bench.machine, sizes=sizes),
+        report.aims(names, workloads, table),
+    ]
+    return "\n\n".join(parts)
+
+
+def run_sweep(bench: Bench) -> str:
+    points = sweep(bench.loaded, bench.workloads.chat, rates=bench.effort.rates, rounds=bench.effort.rounds)
+    return f"## Synthetic acceptance\n\n{report.sweep_table(points)}"
+
+
+def run_rpc(bench: Bench) -> str:
+    workload = bench.workloads.chat[-1]
+    direct = EngineArm(report.OFF, make_engine(bench.loaded, ()))
+    rpc = RpcArm(
+        bench.pair,
+        cache_dir() / "bench",
+        dtype=DTYPE,
+        max_streams=workload.num_streams,
+        context_length=CONTEXT_LENGTH,
+    )
+    try:
+        table = measure([direct, rpc], [workload], rounds=bench.effort.rounds)
+    finally:
+        rpc.close()
+    cells = (table[arm.name, workload.name] for arm in (direct, rpc))
+    return f"## gRPC\n\n{report.rpc_line(*cells, workload)}"
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    started = time.monotonic()
+    sections = arguments.only or SECTIONS
+    bench = prepare(arguments)
+    parts = [
+        f"# Benchmark\n\n{report.describe_machine(bench.machine)}.",
+        f"Model: {bench.pair.target.name}, {DTYPE}.",
+    ]
+    if "speed" in sections:
+        peers = _start_peers(bench) if arguments.peers else []
+        parts.append(run_speed(bench, peers))
+    if "sweep" in sections:
+        parts.append(run_sweep(bench))
+    if "rpc" in sections:
+        parts.append(run_rpc(bench))
+    parts.append(
+        f"Medians of {bench.effort.rounds} interleaved rounds; {(time.monotonic() - started) / 60:.1f} minutes."
+    )
+    document = "\n\n".join(parts) + "\n"
+    out: Path = arguments.out or cache_dir() / "bench" / "result.md"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(document)
+    print(document)
+
+
+def _start_peers(bench: Bench) -> list[PeerArm]:
+    return start_peers(
+        bench.pair.target,
+        cache_dir() / "bench",
+        max_streams=max(bench.effort.streams),
+        num_speculative_tokens=LOOKUP_TOKENS,
+    )
+
+
+if __name__ == "__main__":
+    main()

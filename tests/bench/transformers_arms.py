@@ -1,0 +1,52 @@
+"""`transformers` as it comes: static batches, left-padded, and prompt lookup for one prompt."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from arms import Run
+from transformers import AutoModelForCausalLM
+from workload import Workload
+
+PAD_TOKEN_ID = 0
+
+
+def load(model: Path, dtype: torch.dtype) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+
+
+class TransformersArm:
+    """`generate` on the whole batch. With `lookup_tokens` its prompt lookup, which takes one prompt."""
+
+    def __init__(self, model: Any, *, lookup_tokens: int | None = None) -> None:
+        self.name = "transformers prompt lookup" if lookup_tokens else "transformers generate"
+        self._model = model
+        self._lookup_tokens = lookup_tokens
+
+    def supports(self, workload: Workload) -> bool:
+        return self._lookup_tokens is None or workload.num_streams == 1
+
+    @torch.inference_mode()
+    def run(self, workload: Workload) -> Run:
+        longest = max(map(len, workload.prompts))
+        padded = [[PAD_TOKEN_ID] * (longest - len(ids)) + list(ids) for ids in workload.prompts]
+        mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in workload.prompts]
+        options = {"prompt_lookup_num_tokens": self._lookup_tokens} if self._lookup_tokens else {}
+        started = time.perf_counter()
+        output = self._model.generate(
+            torch.tensor(padded),
+            attention_mask=torch.tensor(mask),
+            max_new_tokens=workload.new_tokens,
+            do_sample=False,
+            pad_token_id=PAD_TOKEN_ID,
+            eos_token_id=[],  # never ends early, as ignore_eos elsewhere
+            **options,
+        )
+        seconds = time.perf_counter() - started
+        return Run(seconds, tuple(tuple(row) for row in output[:, longest:].tolist()))
+
+    def close(self) -> None:
+        self._model = None
