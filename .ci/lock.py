@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
 HEADER = """\
-# Everything that any extra of draftline installs, on Linux x86-64 with Python 3.11; pip takes it as a constraint:
+# Everything that any extra of draftline installs, on Linux x86-64 with Python 3.11. A constraint for pip:
 #   pip install -c requirements.lock -e '.[server,dev]'
 # Written by `make lock`.
 """

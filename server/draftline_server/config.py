@@ -7,12 +7,14 @@ with the full path of the key. Nothing here is secret: a secret would be named b
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from draftline_server import config_faults
@@ -107,15 +109,24 @@ class ServerConfig(_Section):
     queue_timeout_seconds: Seconds = 30.0
     """The longest a request may wait before it runs for the first time."""
     drain_timeout_seconds: Seconds = 150.0
-    """After SIGTERM, the time that accepted requests get to finish."""
+    """After SIGTERM and the lame duck, the time that accepted requests get to finish."""
     lame_duck_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
     """After SIGTERM, the time in which new calls are still taken while health says NOT_SERVING."""
     max_connection_age_seconds: Seconds = 30.0
     """Connections are ended gracefully at this age, so that clients find new replicas."""
+    engine_hang_seconds: Seconds = 60.0
+    """A step that takes longer makes the server unhealthy; generous, since a step has no usual length."""
     max_message_bytes: Annotated[ByteSize, Field(ge=2**10, le=2**30)] = 4 * 2**20
     """The largest request message."""
     request_id_header: Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,64}$")] = "x-request-id"
     """The metadata key that carries the request id in and out."""
+
+    @field_validator("request_id_header")
+    @classmethod
+    def _header_is_ours(cls, value: str) -> str:
+        if value.startswith("grpc-") or value.endswith("-bin"):
+            raise ValueError("must not begin with grpc- (reserved) or end with -bin (binary values)")
+        return value
 
     @model_validator(mode="after")
     def _drain_outlasts_requests(self) -> Self:
@@ -298,10 +309,29 @@ def parse_config(document: object) -> Config:
         raise ConfigError(config_faults.explain(error, Config)) from error
 
 
-def load_config(path: Path) -> Config:
-    """Reads and validates a configuration file; a `ConfigError` begins with the file's path."""
+def with_overrides(document: object, overrides: Mapping[str, object]) -> object:
+    """A copy of a parsed document with keys set by their full paths; what is no mapping stays as it is."""
+    if not isinstance(document, dict):
+        return document
+    result: dict[object, object] = copy.deepcopy(document)
+    for path, value in overrides.items():
+        *sections, name = path.split(".")
+        section: object = result
+        for key in sections:
+            section = section.setdefault(key, {}) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section[name] = value
+    return result
+
+
+def load_config(path: Path, overrides: Mapping[str, object] | None = None) -> Config:
+    """Reads and validates a configuration file; a `ConfigError` begins with the file's path.
+
+    `overrides` are values that go before those of the file, by full path of their keys.
+    """
     try:
-        return parse_config(config_faults.parse_yaml(path.read_text(encoding="utf-8")))
+        document = config_faults.parse_yaml(path.read_text(encoding="utf-8"))
+        return parse_config(with_overrides(document, overrides or {}))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -27,11 +27,13 @@ from draftline_server.core.generation import GenerationDelta, GenerationRequest,
 from draftline_server.core.output import RequestOutput, token_logprobs
 from draftline_server.core.request import Request
 from draftline_server.core.scheduler import ScheduledRequest, Scheduler, StepPlan
+from draftline_server.core.sampling_params import SamplingParams
 from draftline_server.core.stats import EngineStatistics
 from draftline_server.core.tally import Tally
 from draftline_server.errors import DeadlineError, RequestError
 from draftline_server.model.logits import top_logprobs
 from draftline_server.model.runner import ModelRunner, SequenceInput
+from draftline_server.speculation.calibration import measure_costs
 from draftline_server.speculation.chain import Offer, ProposerChain
 from draftline_server.speculation.length_controller import LengthController
 from draftline_server.speculation.proposer import Draft
@@ -43,6 +45,7 @@ class EngineParts:
     """What an engine is made of; `engine_factory` puts it together."""
 
     target: ModelRunner
+    draft: ModelRunner | None
     proposers: ProposerChain
     controller: LengthController
     scheduler: Scheduler
@@ -73,6 +76,28 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._requests or self._ended)
+
+    def warm_up(self) -> None:
+        """Measures costs and completes one request through both models; leaves no trace in the counts."""
+        parts = self._parts
+        if parts.proposers.names:
+            measure_costs(
+                parts.controller.costs,
+                target=parts.target,
+                draft=parts.draft,
+                clock=self._clock,
+                max_tokens=parts.scheduler.max_running * (parts.controller.limit + 1),
+            )
+        num_tokens = min(2 * (parts.controller.limit + 2), self.limits.max_context_length - 1)
+        for temperature in (0.0, 1.0):
+            sampling = SamplingParams(temperature=temperature, max_tokens=num_tokens, ignore_eos=True, seed=0)
+            self.add_request(
+                GenerationRequest(request_id="warm-up", prompt_token_ids=(0,), sampling=sampling)
+            )
+            while self.has_work:
+                self.step()
+        self._tally = Tally()
+        parts.scheduler.reset_counts()
 
     def add_request(self, spec: GenerationRequest) -> None:
         """Queues an admitted request; its id must not be in use."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
-import torch
 from transformers import PreTrainedModel
 
-from draftline_server.config import InferenceConfig, SpeculativeDecodingConfig
+from draftline_server.config import Config, InferenceConfig, SpeculativeDecodingConfig
 from draftline_server.core.admission import RequestLimits
 from draftline_server.core.block_pool import BlockPool
 from draftline_server.core.clock import Clock
 from draftline_server.core.detokenizer import Decode
 from draftline_server.core.scheduler import Scheduler
+from draftline_server.core.served_pair import ModelDescription, PairDescription, ServedPair
 from draftline_server.engine import Engine, EngineParts
 from draftline_server.model.kv_cache import KVCache
+from draftline_server.model.loader import load_model
 from draftline_server.model.runner import ModelRunner
+from draftline_server.model.startup import InspectedModel, InspectedModels
 from draftline_server.speculation.chain import ProposerChain
 from draftline_server.speculation.draft_model import DraftModelProposer
 from draftline_server.speculation.length_controller import ControllerSettings, LengthController
@@ -48,7 +51,8 @@ def assemble_engine(inputs: EngineInputs) -> Engine:
     """Builds an engine around loaded models."""
     inference, speculation = inputs.inference, inputs.speculative_decoding
     target = _build_runner(inputs.target, inputs)
-    proposers = ProposerChain(_build_proposers(inputs, target.vocab_size))
+    draft = _build_runner(inputs.draft, inputs) if inputs.draft is not None else None
+    proposers = ProposerChain(_build_proposers(inputs, draft, target.vocab_size))
     controller = LengthController(
         ControllerSettings(
             num_speculative_tokens=speculation.num_speculative_tokens if proposers.names else 0,
@@ -66,6 +70,7 @@ def assemble_engine(inputs: EngineInputs) -> Engine:
     return Engine(
         EngineParts(
             target=target,
+            draft=draft,
             proposers=proposers,
             controller=controller,
             scheduler=Scheduler(
@@ -103,7 +108,9 @@ def _build_runner(model: PreTrainedModel, inputs: EngineInputs) -> ModelRunner:
     return ModelRunner(model, cache, vocab_size=config.vocab_size)
 
 
-def _build_proposers(inputs: EngineInputs, target_vocab_size: int) -> list[Proposer]:
+def _build_proposers(
+    inputs: EngineInputs, draft: ModelRunner | None, target_vocab_size: int
+) -> list[Proposer]:
     """The configured methods that this pair can do."""
     speculation = inputs.speculative_decoding
     if not speculation.enabled or speculation.num_speculative_tokens == 0:
@@ -112,13 +119,59 @@ def _build_proposers(inputs: EngineInputs, target_vocab_size: int) -> list[Propo
     for method in speculation.methods:
         if method == "ngram":
             proposers.append(NgramProposer(min_length=speculation.ngram_min, max_length=speculation.ngram_max))
-        elif inputs.draft is not None:
+        elif draft is not None:
             proposers.append(
                 DraftModelProposer(
-                    _build_runner(inputs.draft, inputs),
+                    draft,
                     target_vocab_size=target_vocab_size,
                     max_batched_tokens=inputs.inference.max_batched_tokens,
                     eos_token_ids=inputs.eos_token_ids,
                 )
             )
     return proposers
+
+
+def build_served_pair(config: Config, inspected: InspectedModels) -> ServedPair:
+    """Loads the inspected models and returns all that serving needs; the engine is not warmed up yet."""
+    target = load_model(inspected.target.directory, dtype=inspected.target.dtype, device=inspected.device)
+    draft = None
+    if inspected.draft is not None and "draft_model" in inspected.methods:
+        draft = load_model(inspected.draft.directory, dtype=inspected.draft.dtype, device=inspected.device)
+    tokenizer = inspected.target.tokenizer
+    engine = assemble_engine(
+        EngineInputs(
+            target=target,
+            draft=draft,
+            eos_token_ids=frozenset(inspected.target.facts.eos_token_ids),
+            decode=partial(tokenizer.decode, skip_special_tokens=False),
+            decode_plain=partial(tokenizer.decode, skip_special_tokens=True),
+            num_blocks=inspected.plan.num_blocks,
+            max_context_length=inspected.max_context_length,
+            max_running=min(config.max_batch_size, config.server.max_concurrent_requests),
+            inference=config.inference,
+            speculative_decoding=config.speculative_decoding,
+        )
+    )
+    return ServedPair(engine=engine, tokenizer=tokenizer, description=_describe(inspected))
+
+
+def _describe(inspected: InspectedModels) -> PairDescription:
+    return PairDescription(
+        target=_describe_model(inspected.target),
+        draft=_describe_model(inspected.draft) if inspected.draft is not None else None,
+        pair_digest=inspected.pair_digest,
+        eos_token_ids=sorted(inspected.target.facts.eos_token_ids),
+        device=str(inspected.device),
+        longest_token_length=max(map(len, inspected.target.tokenizer.token_map())),
+    )
+
+
+def _describe_model(model: InspectedModel) -> ModelDescription:
+    return ModelDescription(
+        name=model.directory.name,
+        architecture=model.facts.architecture,
+        vocab_size=model.facts.vocab_size,
+        max_context_length=model.facts.max_position_embeddings,
+        dtype=str(model.dtype).removeprefix("torch."),
+        digest=model.digest.model,
+    )

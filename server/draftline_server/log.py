@@ -21,7 +21,12 @@ LogFormat = Literal["json", "text"]
 
 
 def log_event(
-    logger: logging.Logger, level: int, message: str, *, exc_info: BaseException | None = None, **fields: object
+    logger: logging.Logger,
+    level: int,
+    message: str,
+    *,
+    exc_info: BaseException | None = None,
+    **fields: object,
 ) -> None:
     """Logs `message`, a constant in the past tense, with `fields`; fields that are None are left out."""
     if logger.isEnabledFor(level):
@@ -35,6 +40,7 @@ def configure_logging(*, level: str, log_format: LogFormat, stream: TextIO | Non
     output.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[output], force=True)
     logging.captureWarnings(True)
+    logging.getLogger("grpc").setLevel(logging.WARNING)  # its debug lines come with every call
 
 
 class JsonFormatter(logging.Formatter):

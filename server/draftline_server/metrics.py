@@ -64,16 +64,22 @@ class ServerMetrics:
         self._first_token = self._seconds("time_to_first_token_seconds", "From arrival to the first token.")
         self._end_to_end = self._seconds("e2e_request_latency_seconds", "From arrival to the last token.")
         self._per_token = self._seconds(
-            "request_time_per_output_token_seconds", "Mean time of a request's tokens after its first.",
+            "request_time_per_output_token_seconds",
+            "Mean time of a request's tokens after its first.",
             buckets=_TOKEN_SECONDS,
         )
         self._gap = self._seconds(
-            "inter_token_latency_seconds", "Between two outputs of a request, of one or more tokens each.",
+            "inter_token_latency_seconds",
+            "Between two outputs of a request, of one or more tokens each.",
             buckets=_TOKEN_SECONDS,
         )
         self._prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
-        self._output_tokens = self._histogram("request_generation_tokens", "Output tokens of a request.", _TOKENS)
-        self._finished = self._counter("requests_finished", "Requests that ended by themselves.", "finish_reason")
+        self._output_tokens = self._histogram(
+            "request_generation_tokens", "Output tokens of a request.", _TOKENS
+        )
+        self._finished = self._counter(
+            "requests_finished", "Requests that ended by themselves.", "finish_reason"
+        )
         self._errors = self._counter("request_errors", "Calls that ended with another code than OK.", "code")
         self._aborts = self._counter("request_aborts", "Requests that their client cancelled.")
         self._timeouts = self._counter("request_timeouts", "Requests whose time ran out.")
@@ -155,7 +161,9 @@ def _load(s: EngineStatistics) -> Iterator[Metric]:
     yield _counter("preemptions", "Requests put back to waiting for want of blocks.", s.num_preemptions)
     yield _counter("prompt_tokens", "Prompt tokens of requests that started.", s.prompt_tokens)
     yield _counter("generation_tokens", "Output tokens.", s.generation_tokens)
-    yield _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", s.prefix_cache_queries)
+    yield _counter(
+        "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", s.prefix_cache_queries
+    )
     yield _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", s.prefix_cache_hits)
 
 

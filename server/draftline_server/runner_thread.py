@@ -87,8 +87,9 @@ class RequestStream:
     Leaving the ``async with`` earlier cancels the request.
     """
 
-    def __init__(self, key: str, *, cancel: Callable[[str], None]) -> None:
+    def __init__(self, key: str, *, num_prompt_tokens: int, cancel: Callable[[str], None]) -> None:
         self.key = key
+        self.num_prompt_tokens = num_prompt_tokens
         self._cancel = cancel
         self._pending: list[GenerationDelta] = []
         self._error: RequestError | None = None
@@ -258,7 +259,7 @@ class EngineThread:
         Raises `UnavailableError` where the engine has stopped taking requests since `reserve`.
         """
         key = f"{request.request_id}#{next(self._numbers)}"
-        stream = RequestStream(key, cancel=self.cancel)
+        stream = RequestStream(key, num_prompt_tokens=len(request.prompt_token_ids), cancel=self.cancel)
         with self._wake:
             if self._health() is not EngineHealth.READY:
                 raise self._unavailable()

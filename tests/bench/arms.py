@@ -15,9 +15,10 @@ class Run:
     seconds: float
     """From the submission of all prompts to the last token of the last one; prefill included."""
     outputs: tuple[tuple[int, ...], ...]
+    step_seconds: float | None = None
+    """The median over steps, so a decode step's; None where the arm does not tell."""
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    decode_steps: int = 0
 
     @property
     def num_tokens(self) -> int:

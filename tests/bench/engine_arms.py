@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+import statistics
 import time
 from dataclasses import dataclass
 
 import torch
-from arms import Run
-from models import Pair
 from transformers import PreTrainedModel
-from workload import Workload
 
+from arms import Run
 from draftline_server.config import InferenceConfig, SpeculativeDecodingConfig
 from draftline_server.core.admission import admit
+from draftline_server.core.detokenizer import Decode
 from draftline_server.core.generation import GenerationSummary
 from draftline_server.core.sampling_params import SamplingParams, SpeculationParams
 from draftline_server.engine import Engine
@@ -25,6 +25,8 @@ from draftline_server.engine_factory import EngineInputs, assemble_engine
 from draftline_server.model.loader import load_model
 from draftline_server.model.tokenizer import Tokenizer
 from draftline_server.speculation.verification import Verify, verify
+from models import Pair
+from workload import Workload
 
 MAX_STREAMS = 32
 NUM_SPECULATIVE_TOKENS = 5
@@ -40,14 +42,17 @@ class LoadedPair:
 
     target: PreTrainedModel
     draft: PreTrainedModel
-    tokenizer: Tokenizer
+    decode: Decode
+    decode_plain: Decode
 
 
 def load_pair(pair: Pair, *, dtype: torch.dtype, device: str = "cpu") -> LoadedPair:
     target, draft = (
         load_model(path, dtype=dtype, device=torch.device(device)) for path in (pair.target, pair.draft)
     )
-    return LoadedPair(target, draft, Tokenizer.load(pair.target))
+    tokenizer = Tokenizer.load(pair.target)
+    decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
+    return LoadedPair(target, draft, decode, tokenizer.decode)
 
 
 def make_engine(
@@ -65,8 +70,8 @@ def make_engine(
             target=pair.target,
             draft=pair.draft if "draft_model" in methods else None,
             eos_token_ids=frozenset(),
-            decode=functools.partial(pair.tokenizer.decode, skip_special_tokens=False),
-            decode_plain=pair.tokenizer.decode,
+            decode=pair.decode,
+            decode_plain=pair.decode_plain,
             num_blocks=1 + max_streams * CONTEXT_LENGTH // BLOCK_SIZE,
             max_context_length=CONTEXT_LENGTH,
             max_running=max_streams,
@@ -112,21 +117,23 @@ class EngineArm:
                     now=time.monotonic(),
                 )
             )
+        step_ends = [started]
         while engine.has_work:
-            for delta in engine.step():
+            deltas = engine.step()
+            step_ends.append(time.perf_counter())
+            for delta in deltas:
                 if delta.error is not None:
                     raise delta.error
                 outputs[delta.request_id].extend(delta.token_ids)
                 if delta.summary is not None:
                     summaries[delta.request_id] = delta.summary
-        seconds = time.perf_counter() - started
         counts = [summary.speculation for summary in summaries.values()]
         return Run(
-            seconds,
+            step_ends[-1] - started,
             tuple(map(tuple, outputs.values())),
+            step_seconds=statistics.median(b - a for a, b in itertools.pairwise(step_ends)),
             draft_tokens=sum(count.draft_tokens for count in counts),
             accepted_tokens=sum(count.accepted_tokens for count in counts),
-            decode_steps=sum(count.decode_steps for count in counts),
         )
 
     def close(self) -> None:

@@ -31,6 +31,11 @@ class Cell:
         return (high - low) / 2 / self.tokens_per_second
 
     @property
+    def step_seconds(self) -> float:
+        """The median over runs of a step's time, for arms that tell it."""
+        return statistics.median(run.step_seconds for run in self.runs if run.step_seconds is not None)
+
+    @property
     def acceptance(self) -> float | None:
         """Accepted of drafted tokens; None where nothing was drafted."""
         drafted = sum(run.draft_tokens for run in self.runs)

@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[1:1] = [str(ROOT / "tests"), str(ROOT / "server" / "demo")]
 
 import prepare_models  # noqa: E402 (found through the line above)
-
 from support.tiny_models import make_tiny_model, noised_clone  # noqa: E402
 
 DRAFT_LAYERS = 4

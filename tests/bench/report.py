@@ -52,10 +52,8 @@ def floor_table(
     """How far plain decoding is from the time that reading weights and cache takes at least."""
     header = ["plain decoding", *(workload.name for workload in workloads)]
     cells = [table[OFF, workload.name] for workload in workloads]
-    steps = [
-        workload.num_streams / cell.tokens_per_second for cell, workload in zip(cells, workloads, strict=True)
-    ]
-    rows = [["ms per token of a stream, prefill included", *(f"{1e3 * seconds:.1f}" for seconds in steps)]]
+    steps = [cell.step_seconds for cell in cells]
+    rows = [["decode step, ms", *(f"{1e3 * seconds:.1f}" for seconds in steps)]]
     for name, size in sizes:
         floors = [
             machine.floor_seconds(size.per_step(num_sequences=w.num_streams, context=w.mean_context))
@@ -114,7 +112,6 @@ def aims(names: Sequence[str], workloads: Sequence[Workload], table: Table) -> s
 def rpc_line(direct: Cell, rpc: Cell, workload: Workload) -> str:
     """What gRPC adds to the engine's time."""
     cost = 1.0 / rpc.ratio_to(direct) - 1.0
-    return (
-        f"gRPC, {workload.num_streams} streaming clients in another process: {rpc.tokens_per_second:.1f} tokens/s, "
-        f"the engine alone {direct.tokens_per_second:.1f}: {cost:+.1%} of engine time (aim: at most 5 %)."
-    )
+    clients = f"{workload.num_streams} streaming clients in another process"
+    rates = f"{rpc.tokens_per_second:.1f} tokens/s, the engine alone {direct.tokens_per_second:.1f}"
+    return f"gRPC, {clients}: {rates}: {cost:+.1%} of engine time (aim: at most 5 %)."

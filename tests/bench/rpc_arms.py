@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from arms import Run
 from models import Pair
 from workload import Workload
@@ -36,7 +36,7 @@ class RpcArm:
         config_file.write_text(yaml.safe_dump(config))
         self._log_path = directory / "rpc-server.log"
         self._log = self._log_path.open("w")
-        command = [sys.executable, "-m", "draftline_server", "serve", str(config_file)]
+        command = [sys.executable, "-m", "draftline_server", "serve", "--config", str(config_file)]
         self._server = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
         address = f"127.0.0.1:{self._wait_for_port()}"
         self._client = subprocess.Popen(
@@ -72,11 +72,20 @@ class RpcArm:
         while time.monotonic() < give_up:
             if self._server.poll() is not None:
                 raise RuntimeError(f"the server ended with {self._server.returncode}; see {self._log_path}")
-            found = re.search(r'"grpc_port": ?(\d+)', self._log_path.read_text())
-            if found:
-                return int(found[1])
+            for entry in map(_parse, self._log_path.read_text().splitlines()):
+                if entry.get("message") == "server ready":
+                    return int(entry["grpc_port"])
             time.sleep(0.2)
         raise RuntimeError(f"the server did not become ready; see {self._log_path}")
+
+
+def _parse(line: str) -> dict[str, Any]:
+    """A log line; empty for what is none, or not yet complete."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def _make_config(pair: Pair, *, dtype: str, max_streams: int, context_length: int) -> dict[str, Any]:

@@ -153,9 +153,8 @@ def main() -> None:
         parts.append(run_sweep(bench))
     if "rpc" in sections:
         parts.append(run_rpc(bench))
-    parts.append(
-        f"Medians of {bench.effort.rounds} interleaved rounds; {(time.monotonic() - started) / 60:.1f} minutes."
-    )
+    minutes = (time.monotonic() - started) / 60
+    parts.append(f"Medians of {bench.effort.rounds} interleaved rounds; {minutes:.1f} minutes.")
     document = "\n\n".join(parts) + "\n"
     out: Path = arguments.out or cache_dir() / "bench" / "result.md"
     out.parent.mkdir(parents=True, exist_ok=True)

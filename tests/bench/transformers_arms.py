@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arms import Run
 from transformers import AutoModelForCausalLM
+
+from arms import Run
 from workload import Workload
 
 PAD_TOKEN_ID = 0

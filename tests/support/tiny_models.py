@@ -80,8 +80,10 @@ def make_tiny_model(
     )
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _initialize(model, seed=seed, logit_scale=logit_scale)
-    model.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=EOS_IDS, pad_token_id=EOS_IDS[0])
-    model.to(dtype=dtype)
+    model.generation_config = GenerationConfig(
+        bos_token_id=BOS_ID, eos_token_id=EOS_IDS, pad_token_id=EOS_IDS[0]
+    )
+    nn.Module.to(model, dtype)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     if tokenizer is not None:
         make_tokenizer(directory, kind=tokenizer, vocab_size=tokenizer_vocab_size)

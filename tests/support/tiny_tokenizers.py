@@ -39,7 +39,7 @@ _CORPUS = [
     "Rain fell on the roof while the old clock in the hall struck nine.",
     "She counted the red boats, the blue boats and the ones without a name.",
     "def add(left, right):\n    return left + right\n\nfor index in range(10):\n    print(add(index, 1))",
-    "class Counter:\n    def __init__(self):\n        self.value = 0\n\n    def increment(self):\n        self.value += 1",
+    "class Counter:\n    value = 0\n\n    def increment(self):\n        self.value += 1",
     "Zwölf Boxkämpfer jagen Viktor über den großen Deich.",
     "Ça dépend du temps, peut-être demain à l'été prochain.",
     "日本語の文章も、少しだけ含まれています。",

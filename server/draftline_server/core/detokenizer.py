@@ -18,10 +18,16 @@ from dataclasses import dataclass
 Decode = Callable[[Sequence[int]], str]
 REPLACEMENT = "\ufffd"
 MAX_INCOMPLETE = 3
+# Broken bytes, and special tokens that are left out, could go on for ever without completing the text.
+MAX_WAITING_TOKENS = 16
 
 
 class IncrementalDecoder:
-    """Decodes a growing list of ids; what it returns, joined, is the text of them all."""
+    """Decodes a growing list of ids; what it returns, joined, is the text of them all.
+
+    One exception: decoders with byte tokens show all of a run of them as U+FFFD where one character is
+    broken. The whole ones before it were returned as they are by then.
+    """
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -33,25 +39,43 @@ class IncrementalDecoder:
     def push(self, token_id: int) -> str:
         """Adds one id and returns the characters that it completes."""
         self._window.append(token_id)
-        text = self._decode(self._window)
+        text = self._read_window()
         complete = text.rstrip(REPLACEMENT)
         complete = text[: max(len(complete), len(text) - MAX_INCOMPLETE)]
         added = complete[len(self._emitted) :]
         self._emitted += added
         if added and complete == text:
             self._advance()
+        elif len(self._window) - self._num_complete > MAX_WAITING_TOKENS:
+            self._shorten(num_held=len(text) - len(complete))
         return added
 
     def flush(self) -> str:
         """Returns what is left, incomplete characters as U+FFFD."""
-        added = self._decode(self._window)[len(self._emitted) :]
+        added = self._read_window()[len(self._emitted) :]
         self._emitted += added
         return added
+
+    def _read_window(self) -> str:
+        """The text of the window, which begins with what was emitted of it."""
+        text = self._decode(self._window)
+        if not text.startswith(self._emitted):
+            # An incomplete character makes U+FFFD of the whole ones before it: look at it alone.
+            self._window = self._window[self._num_complete :]
+            self._num_complete, self._emitted = 0, ""
+            text = self._decode(self._window)
+        return text
 
     def _advance(self) -> None:
         self._window = self._window[self._num_complete :]
         self._num_complete = len(self._window)
         self._emitted = self._decode(self._window)
+
+    def _shorten(self, *, num_held: int) -> None:
+        """Drops the older half of the ids that wait; the last `num_held` characters are still to come."""
+        self._window[self._num_complete : -MAX_WAITING_TOKENS // 2] = []
+        text = self._decode(self._window)
+        self._emitted = text[: max(0, len(text) - num_held)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +96,15 @@ class StopChecker:
     def push(self, text: str) -> tuple[str, StopMatch | None]:
         """Returns the text that is safe to emit, and the stop string where one is complete.
 
-        The match that begins first wins; of those that begin together, the one that ends first.
+        The match that ends first wins, so that the chunks the text comes in make no difference; of those
+        that end together, the longest.
         """
         held = self._held + text
-        matches = [(held.find(stop), len(stop), stop) for stop in self._stops if stop in held]
+        matches = [(held.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in held]
         if matches:
-            start, length, stop = min(matches)
+            end, _, stop = min(matches)
             self._held = ""
-            return held[: start + length if self._include_stop else start], StopMatch(stop)
+            return held[: end if self._include_stop else end - len(stop)], StopMatch(stop)
         keep = self._length_of_possible_stop(held)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep], None

@@ -14,6 +14,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
+SMALLEST_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,8 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        """Temperature 0, and what is so close to it that logits divided by it would overflow."""
+        return self.temperature < SMALLEST_TEMPERATURE
 
     @property
     def has_penalties(self) -> bool:
@@ -83,13 +85,13 @@ class SamplingParams:
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             _refuse("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} are allowed")
         for index, token_id in enumerate(self.stop_token_ids):
-            check_token_id(f"stop_token_ids[{index}]", token_id, vocab_size)
+            check_token_id(f"sampling.stop_token_ids[{index}]", token_id, vocab_size)
 
     def _validate_logit_bias(self, vocab_size: int) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIASES:
             _refuse("logit_bias", f"at most {MAX_LOGIT_BIASES} entries are allowed")
         for token_id, bias in self.logit_bias.items():
-            check_token_id("logit_bias", token_id, vocab_size)
+            check_token_id("sampling.logit_bias", token_id, vocab_size)
             _check_range(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
 
 

@@ -1,15 +1,16 @@
 """Decides what the next step computes, and gives requests their blocks.
 
 Pure Python, no tensors. Running requests decode first, each with room for its draft; what is left of
-the token budget goes to prefill chunks, of running requests first and then of waiting ones. When
-blocks run out, drafts go first and then the running request that is last in order loses its
-blocks and waits to be computed again. The first in order always makes progress, so nothing deadlocks.
+the token budget, at least half of what the decodes themselves leave, goes to prefill chunks, of running
+requests first and then of waiting ones. When blocks run out, drafts go first and then the running request
+that is last in order loses its blocks and waits to be computed again. The first in order always makes
+progress, so nothing deadlocks.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from draftline_server.core.block_pool import BlockPool
@@ -50,7 +51,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
-        self._max_running = max_running
+        self.max_running = max_running
         self._max_batched_tokens = max_batched_tokens
         # Both in scheduling order.
         self._waiting: list[Request] = []
@@ -73,6 +74,10 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    def reset_counts(self) -> None:
+        """Starts the cumulative counts anew."""
+        self.num_preemptions = self.prefix_cache_queries = self.prefix_cache_hits = 0
+
     def add(self, request: Request) -> None:
         """Queues a request that can fit the pool."""
         bisect.insort(self._waiting, request, key=lambda r: r.scheduling_key)
@@ -90,40 +95,51 @@ class Scheduler:
         self._planned = {}
         decoding = [r for r in self._running if r.is_decoding]
         prefilling = [r for r in self._running if not r.is_decoding]
-        # Every decode keeps its one token before any gets a draft.
-        budget = self._max_batched_tokens - len(decoding)
+        budget = self._max_batched_tokens
         for request in decoding:
-            budget -= self._plan_decode(request, min(draft_lengths.get(request.request_id, 0), budget))
+            budget -= self._plan_tokens(request, budget)
+        drafts = self._share_out(decoding, draft_lengths, budget)
+        budget -= sum(drafts)
         for request in prefilling:
-            budget -= self._plan_prefill(request, budget)
+            budget -= self._plan_tokens(request, budget)
+        # After all that runs has its blocks: no draft is worth preempting for.
+        for request, draft_length in zip(decoding, drafts, strict=True):
+            self._plan_draft(request, draft_length)
         self._admit(budget)
         return StepPlan(tuple(self._planned.values()))
 
-    def _plan_decode(self, request: Request, draft_length: int) -> int:
-        """Plans one token and a draft; returns the draft tokens that the budget has to bear."""
-        if request not in self._running:
-            return 0  # preempted for one that goes before it
-        missing = self._num_missing_blocks(request, request.num_tokens + draft_length)
-        if missing > self.pool.num_available:
-            draft_length = 0
-        if not self._grow(request, request.num_tokens + draft_length):
-            return 0
-        self._planned[request.request_id] = ScheduledRequest(request, 1, draft_length)
-        return draft_length
+    def _share_out(self, decoding: Sequence[Request], wanted: Mapping[str, int], budget: int) -> list[int]:
+        """Draft lengths within the budget, of which prefill keeps half where there is any to do."""
+        may_start = bool(self._waiting) and len(self._running) < self.max_running
+        if may_start or len(decoding) < len(self._running):
+            budget //= 2
+        lengths: list[int] = []
+        for request in decoding:
+            lengths.append(min(wanted.get(request.request_id, 0), budget))
+            budget -= lengths[-1]
+        return lengths
 
-    def _plan_prefill(self, request: Request, budget: int) -> int:
-        """Plans the next chunk of a running request; returns its tokens."""
+    def _plan_tokens(self, request: Request, budget: int) -> int:
+        """Plans a decode's token or a prefill's next chunk; returns the number of tokens."""
         num_tokens = min(request.num_uncomputed_tokens, budget)
         if num_tokens <= 0 or request not in self._running:
-            return 0
+            return 0  # preempted for one that goes before it
         if not self._grow(request, request.target_len + num_tokens):
             return 0
         self._planned[request.request_id] = ScheduledRequest(request, num_tokens, 0)
         return num_tokens
 
+    def _plan_draft(self, request: Request, draft_length: int) -> None:
+        """Makes room for a draft, if that takes nothing from anyone."""
+        item = self._planned.get(request.request_id)
+        missing = self._num_missing_blocks(request, request.num_tokens + draft_length)
+        if item is not None and missing <= self.pool.num_available:
+            request.block_table.extend(self.pool.allocate(missing))
+            item.draft_length = draft_length
+
     def _admit(self, budget: int) -> None:
         """Starts waiting requests in order while tokens, places and blocks last."""
-        while self._waiting and budget > 0 and len(self._running) < self._max_running:
+        while self._waiting and budget > 0 and len(self._running) < self.max_running:
             request = self._waiting[0]
             self._take_prefix(request)
             # Room for everything it has now: a request that starts must not push others out at once.
@@ -133,7 +149,7 @@ class Scheduler:
             self._waiting.pop(0)
             bisect.insort(self._running, request, key=lambda r: r.scheduling_key)
             self._count_prefix(request)
-            budget -= self._plan_prefill(request, budget)
+            budget -= self._plan_tokens(request, budget)
 
     def _take_prefix(self, request: Request) -> None:
         """Starts from cached blocks; the newest token is always left to be computed."""
@@ -147,7 +163,8 @@ class Scheduler:
         request.draft_len = request.num_draft_valid_blocks * block_size
 
     def _count_prefix(self, request: Request) -> None:
-        if request.num_output_tokens == 0:
+        """Counts a first start; one after a preemption finds what the request itself has left."""
+        if request.first_scheduled_time is None:
             request.num_cached_tokens = request.target_len
             self.prefix_cache_queries += request.num_prompt_tokens
             self.prefix_cache_hits += request.target_len

@@ -141,9 +141,7 @@ def build_skeleton(directory: Path, config: PreTrainedConfig) -> Skeleton:
     """Builds the model on the meta device, which allocates nothing."""
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, trust_remote_code=False
-            )
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # a config that contradicts itself fails somewhere inside the model
         raise ModelError(f"{directory / 'config.json'}: {_first_cause(error)}") from error
     return Skeleton(

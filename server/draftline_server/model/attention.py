@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from draftline_server.model import cpu_kernels
+from draftline_server.model.cpu_kernels import CpuKernels
 from draftline_server.model.kv_cache import KVCache
 
 IMPLEMENTATION = "draftline"
@@ -71,19 +73,72 @@ class AttentionGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelBatch:
+    """Sequences that our CPU kernel serves; it needs neither padding nor masks nor gathered keys."""
+
+    kernels: CpuKernels
+    starts: Tensor
+    """``[sequences]`` int32, as the next two."""
+    query_lengths: Tensor
+    kv_lengths: Tensor
+    tables: Tensor
+    """``[sequences, blocks]`` int32."""
+
+
+@dataclass(frozen=True, slots=True)
 class PagedContext:
     """What the attention function must know about a step; the same for all layers."""
 
     cache: KVCache
     slots: Tensor
     """Where each packed token's key and value go, ``[T]``."""
+    kernel_batch: KernelBatch | None
     groups: tuple[AttentionGroup, ...]
 
 
-def build_groups(
+def build_context(
+    cache: KVCache, slots: Tensor, spans: Sequence[SequenceSpan], *, kernels: CpuKernels | None
+) -> PagedContext:
+    """Sorts the sequences of a step by how they attend."""
+    device = cache.keys.device
+    if kernels is None:
+        groups = _build_groups(spans, block_size=cache.block_size, device=device)
+        return PagedContext(cache, slots, None, groups)
+    short = [s for s in spans if s.query_length <= MAX_BATCHED_QUERY_LENGTH]
+    long = [s for s in spans if s.query_length > MAX_BATCHED_QUERY_LENGTH]
+    batch = _build_kernel_batch(short, kernels, cache.block_size) if short else None
+    return PagedContext(cache, slots, batch, _build_groups(long, block_size=cache.block_size, device=device))
+
+
+def usable_kernels(cache: KVCache) -> CpuKernels | None:
+    """Our kernels where they can read this cache."""
+    is_readable = cache.keys.device.type == "cpu" and cache.keys.dtype == torch.float32
+    if not is_readable or cache.keys.shape[-1] > cpu_kernels.MAX_HEAD_DIM:
+        return None
+    return cpu_kernels.load()
+
+
+def _build_kernel_batch(
+    spans: Sequence[SequenceSpan], kernels: CpuKernels, block_size: int
+) -> KernelBatch:
+    num_blocks = [-(-s.kv_length // block_size) for s in spans]
+    width = max(num_blocks)
+    tables = [
+        [*s.block_table[:count], *[0] * (width - count)] for s, count in zip(spans, num_blocks, strict=True)
+    ]
+    return KernelBatch(
+        kernels=kernels,
+        starts=torch.tensor([s.start for s in spans], dtype=torch.int32),
+        query_lengths=torch.tensor([s.query_length for s in spans], dtype=torch.int32),
+        kv_lengths=torch.tensor([s.kv_length for s in spans], dtype=torch.int32),
+        tables=torch.tensor(tables, dtype=torch.int32),
+    )
+
+
+def _build_groups(
     spans: Sequence[SequenceSpan], *, block_size: int, device: torch.device
 ) -> tuple[AttentionGroup, ...]:
-    """Sorts the sequences of a step into groups of similar shape."""
+    """Sorts sequences into groups of similar shape."""
     batched = [s for s in spans if s.query_length <= MAX_BATCHED_QUERY_LENGTH]
     alone = [s for s in spans if s.query_length > MAX_BATCHED_QUERY_LENGTH]
     groups: list[list[SequenceSpan]] = [[s] for s in alone]
@@ -151,7 +206,23 @@ def paged_attention(
     assert isinstance(layer, int)
     paged.cache.write(layer, paged.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     packed = query[0].transpose(0, 1)
-    output = torch.empty_like(packed, memory_format=torch.contiguous_format)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    batch = paged.kernel_batch
+    if batch is None:
+        output = torch.empty_like(packed, memory_format=torch.contiguous_format)
+    else:
+        output = batch.kernels.attention(
+            packed,
+            paged.cache.keys[layer],
+            paged.cache.values[layer],
+            starts=batch.starts,
+            query_lengths=batch.query_lengths,
+            kv_lengths=batch.kv_lengths,
+            tables=batch.tables,
+            scaling=scaling,
+            window=sliding_window,
+            softcap=softcap,
+        )
     for group in paged.groups:
         batch, num_queries = group.rows.shape
         queries = packed[group.row_slice] if group.row_slice else packed[group.rows.flatten()]
@@ -167,7 +238,7 @@ def paged_attention(
 
 
 def _attend(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None, softcap: float | None
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
 ) -> Tensor:
     """``[batch, H, queries, D]`` over ``[batch, Hkv, tokens, D]``."""
     if softcap is None:
@@ -177,8 +248,7 @@ def _attend(
     num_groups = queries.shape[1] // keys.shape[1]
     keys = keys.repeat_interleave(num_groups, dim=1)
     values = values.repeat_interleave(num_groups, dim=1)
-    scale = queries.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = queries @ keys.transpose(-1, -2) * scale
+    scores = queries @ keys.transpose(-1, -2) * scaling
     scores = torch.tanh(scores / softcap) * softcap
     scores = scores.masked_fill(~mask, float("-inf"))
     return torch.softmax(scores, dim=-1, dtype=torch.float32).to(queries.dtype) @ values

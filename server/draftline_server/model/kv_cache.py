@@ -30,6 +30,11 @@ class KVCache:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the pool holds."""
+        return self.keys.shape[1] * self.block_size
+
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores ``[tokens, num_kv_heads, head_dim]`` at slots ``[tokens]`` (block * block_size + offset)."""
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)

@@ -1,8 +1,12 @@
 """Linear layers as a CPU likes them: weights repacked once, at load, instead of in every call.
 
 `F.linear` in bfloat16 repacks its weight each time where the CPU has bfloat16 instructions, and falls
-back to a scalar loop where it has none. oneDNN's prepacked form avoids both; on a CPU without such
-instructions weights and activations are float32 then, which is exact for bfloat16 weights.
+back to a scalar loop where it has none. What replaces it:
+
+    bfloat16 instructions    oneDNN's prepacked linear, everything in bfloat16
+    otherwise                our own kernel: activations and cache in float32, weights as they are
+    no compiler, no AVX2     oneDNN's prepacked linear, weights widened to float32 (which is exact)
+
 On a GPU nothing is replaced.
 """
 
@@ -10,6 +14,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from draftline_server.model import cpu_kernels
+from draftline_server.model.cpu_kernels import CpuKernels
 
 
 def has_native_bfloat16() -> bool:
@@ -24,18 +31,42 @@ def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return dtype
 
 
-class PackedLinear(nn.Module):
-    """A linear layer whose weight ``[out, in]`` oneDNN has reordered. Inference only."""
+class KernelLinear(nn.Module):
+    """A linear layer with float32 activations and weights ``[out, in]`` packed for our kernel."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: CpuKernels) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._kernels = kernels
+        # Plain attributes: a later change of the model's dtype must not touch them.
+        self._packed = cpu_kernels.pack_weight(weight.detach())
+        self._bias = None if bias is None else bias.detach().float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._kernels.linear(x, self._packed, self._bias, self.out_features)
+
+
+class OneDnnLinear(nn.Module):
+    """A linear layer whose weight ``[out, in]`` oneDNN has reordered."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
-        self._bias = None if bias is None else bias.detach()
+        dtype = compute_dtype(weight.dtype, weight.device)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype).contiguous())
+        self._bias = None if bias is None else bias.detach().to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return y
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """The best replacement that this machine has."""
+    kernels = cpu_kernels.load()
+    if kernels is not None and compute_dtype(weight.dtype, weight.device) == torch.float32:
+        return KernelLinear(weight, bias, kernels)
+    return OneDnnLinear(weight, bias)
 
 
 class FusedLinear(nn.Module):
@@ -49,7 +80,7 @@ class FusedLinear(nn.Module):
         super().__init__()
         biases = [linear.bias for linear in linears]
         bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
-        self._linear = PackedLinear(torch.cat([linear.weight for linear in linears]), bias)
+        self._linear = pack_linear(torch.cat([linear.weight for linear in linears]), bias)
         self._sizes = [linear.out_features for linear in linears]
         self._input: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
@@ -90,7 +121,7 @@ def pack_linears(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(module, name, PackedLinear(child.weight, child.bias))
+                setattr(module, name, pack_linear(child.weight, child.bias))
 
 
 def _fuse(module: nn.Module, names: tuple[str, ...]) -> None:

@@ -20,7 +20,7 @@ def load_model(
     model = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, attn_implementation=attention.IMPLEMENTATION, local_files_only=True
     )
-    model = model.to(device=device, dtype=compute_dtype(dtype, device)).eval().requires_grad_(False)
+    model = model.to(device).eval().requires_grad_(False)
     if device.type == "cpu" and pack:
-        pack_linears(model)
-    return cast(PreTrainedModel, model)
+        pack_linears(model)  # before the dtype changes: packed weights keep theirs
+    return cast(PreTrainedModel, model.to(compute_dtype(dtype, device)))

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from draftline_server.core.sampling_params import SamplingParams
 
+# Finite still after division by the smallest temperature: the softmax of an infinite logit is NaN.
+_LARGEST_LOGIT = 1e30
+
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
@@ -80,9 +83,10 @@ def _penalize(logits: Tensor, row: RowContext) -> None:
     if params.repetition_penalty != 1.0:
         seen = torch.tensor(list(counts.keys() | set(row.prompt_token_ids)), device=logits.device)
         values = logits[seen]
-        logits[seen] = torch.where(
+        penalized = torch.where(
             values > 0, values / params.repetition_penalty, values * params.repetition_penalty
         )
+        logits[seen] = penalized.clamp_(-_LARGEST_LOGIT, _LARGEST_LOGIT)
     if counts and (params.frequency_penalty != 0.0 or params.presence_penalty != 0.0):
         ids = torch.tensor(list(counts), device=logits.device)
         times = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
@@ -100,9 +104,10 @@ def _filter(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     rank = torch.arange(vocab_size, device=device).unsqueeze(0)
     ordered = ordered.masked_fill(rank >= top_k.unsqueeze(1), float("-inf"))
     probs = torch.softmax(ordered, dim=-1)
-    # A token stays while the probability before it has not reached top_p: the first always stays.
+    # A token stays while the probability before it has not reached top_p.
     before = probs.cumsum(dim=-1) - probs
     dropped = ((before >= top_p) & (top_p < 1.0)) | (probs < min_p * probs[:, :1])
+    dropped[:, 0] = False  # a top_p so small that it is 0 in float32 would leave nothing
     ordered = ordered.masked_fill(dropped, float("-inf"))
     return torch.empty_like(ordered).scatter_(1, order, ordered)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftline_server.model.attention import PagedContext, SequenceSpan, build_groups
+from draftline_server.model.attention import SequenceSpan, build_context, usable_kernels
 from draftline_server.model.kv_cache import KVCache
 
 
@@ -34,6 +34,7 @@ class ModelRunner:
         self.cache = cache
         self.device = cache.keys.device
         self.vocab_size = vocab_size
+        self._kernels = usable_kernels(cache)
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[SequenceInput]) -> Tensor:
@@ -55,10 +56,8 @@ class ModelRunner:
             slots.extend(item.block_table[p // block_size] * block_size + p % block_size for p in span)
             logit_rows.extend(range(first + count - item.num_logits, first + count))
             spans.append(SequenceSpan(first, count, item.start + count, item.block_table))
-        context = PagedContext(
-            cache=self.cache,
-            slots=torch.tensor(slots, device=self.device),
-            groups=build_groups(spans, block_size=block_size, device=self.device),
+        context = build_context(
+            self.cache, torch.tensor(slots, device=self.device), spans, kernels=self._kernels
         )
         output = self.model(
             input_ids=torch.tensor([token_ids], device=self.device),
@@ -68,3 +67,8 @@ class ModelRunner:
             paged=context,
         )
         return cast(Tensor, output.logits[0]).float()
+
+    def synchronize(self) -> None:
+        """Waits until the device has finished; for timing."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

@@ -22,6 +22,7 @@ as Llama 2's does, puts one where the separator was.)
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Sequence, Set
@@ -33,9 +34,12 @@ import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from draftline_server.errors import InvalidRequestError, ModelError
+from draftline_server.model.architecture import read_json_object
 
 # Unicode keeps these code points out of text for good.
 _SEPARATOR = "\ufdd0\ufdef"
+_GENERIC_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _STANDARD_ROLES = frozenset({"system", "user", "assistant"})
 _QUOTED_NAME = re.compile(r"""['"]([A-Za-z][A-Za-z0-9_-]{0,31})['"]""")
 _SHOWN_CHARACTERS = 200
@@ -56,11 +60,16 @@ class Tokenizer:
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
         """Loads a tokenizer from a model directory; raises `ModelError` naming it."""
+        if not any((directory / name).exists() for name in _TOKENIZER_FILES):
+            raise ModelError(f"{directory}: no tokenizer: none of {', '.join(_TOKENIZER_FILES)} is there")
+        loader = PreTrainedTokenizerFast if _declares_generic_class(directory) else AutoTokenizer
         try:
-            backend = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # transformers raises anything for files that are missing or damaged
+            backend = loader.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # transformers raises anything, and seldom names the file
+            if (directory / "tokenizer.json").exists():
+                read_json_object(directory / "tokenizer.json")
             reason = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
-            raise ModelError(f"{directory}: no tokenizer can be loaded from it: {reason}") from error
+            raise ModelError(f"{directory}: its tokenizer cannot be loaded: {reason}") from error
         if not isinstance(backend, PreTrainedTokenizerFast):
             raise ModelError(f"{directory}: no tokenizer.json, nor files that transformers turns into one")
         return cls(backend)
@@ -125,7 +134,7 @@ class _ChatEncoder:
         self._heads = frozenset(text[:n] for text in self._control_texts for n in range(1, len(text)))
         self._tails = frozenset(text[-n:] for text in self._control_texts for n in range(1, len(text)))
         self._longest = max(map(len, self._control_texts), default=0)
-        self._backend = tokenizers.Tokenizer.from_str(_match_verbatim(backend.backend_tokenizer.to_str()))
+        self._backend = _copy_matching_verbatim(backend)
         self._backend.add_tokens([tokenizers.AddedToken(_SEPARATOR, normalized=False, special=False)])
         self._separator_id = self._backend.token_to_id(_SEPARATOR)
 
@@ -198,19 +207,32 @@ class _ChatEncoder:
         return [token_id for token_id in token_ids if token_id in self._control_ids]
 
 
-def _match_verbatim(serialized: str) -> str:
-    """Makes control tokens match only text that is spelled as they are, not text that is normalized to it."""
-    document = json.loads(serialized)
-    normalized = [token for token in document["added_tokens"] if token["special"] and token["normalized"]]
-    for token in normalized:
-        token["normalized"] = False
-    return json.dumps(document) if normalized else serialized
+def _declares_generic_class(directory: Path) -> bool:
+    """Whether tokenizer.json says it all.
+
+    `AutoTokenizer` would go by the model's architecture all the same and add tokens that its usual
+    tokenizer has, for which this model may have no row.
+    """
+    config = directory / "tokenizer_config.json"
+    if not config.exists() or not (directory / "tokenizer.json").exists():
+        return False
+    return read_json_object(config).get("tokenizer_class") in _GENERIC_CLASSES
+
+
+def _copy_matching_verbatim(backend: PreTrainedTokenizerFast) -> tokenizers.Tokenizer:
+    """A copy whose control tokens match only their own spelling, not text that is normalized to it."""
+    serialized = backend.backend_tokenizer.to_str()
+    if any(token.special and token.normalized for token in backend.added_tokens_decoder.values()):
+        document = json.loads(serialized)
+        for token in document["added_tokens"]:
+            token["normalized"] = token["normalized"] and not token["special"]
+        serialized = json.dumps(document)
+    return tokenizers.Tokenizer.from_str(serialized)
 
 
 def _insert(separator: str, content: str, positions: Set[int]) -> str:
-    for position in sorted(positions, reverse=True):
-        content = content[:position] + separator + content[position:]
-    return content
+    cuts = [0, *sorted(positions), len(content)]
+    return separator.join(content[begin:end] for begin, end in itertools.pairwise(cuts))
 
 
 def _find_all(text: str, content: str) -> list[int]:

@@ -123,7 +123,9 @@ class Calls:
             output_tokens=record.num_output_tokens,
             draft_tokens=stats.draft_tokens if stats is not None else None,
             accepted_tokens=stats.accepted_tokens if stats is not None else None,
-            acceptance_rate=stats.accepted_tokens / stats.draft_tokens if stats and stats.draft_tokens else None,
+            acceptance_rate=stats.accepted_tokens / stats.draft_tokens
+            if stats and stats.draft_tokens
+            else None,
             finish_reason=summary.finish_reason.value if summary is not None else None,
             pair_digest=self.pair_digest[:_SHORT_DIGEST] if self.pair_digest is not None else None,
         )

@@ -7,7 +7,7 @@ exception's text. Where authentication comes one day, it becomes another interce
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -16,6 +16,8 @@ from draftline_server.errors import InvalidRequestError, RequestError
 from draftline_server.rpc.status import as_request_error, status_of, trailing_metadata_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
 
@@ -27,9 +29,11 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[_Request, _Response] | None]
+        ],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> grpc.RpcMethodHandler[_Request, _Response] | None:
         method = await continuation(handler_call_details)
         if method is None or not handler_call_details.method.startswith(self._prefix):
             return method
@@ -49,7 +53,7 @@ def _unary(behaviour: Behaviour, parse: Callable[[bytes], Message]) -> Behaviour
             response: Message = await behaviour(_parse(parse, raw), context)
             return response.SerializeToString()
         except Exception as error:
-            return await _abort(error, context)
+            await _abort(error, context)
 
     return respond
 
@@ -71,7 +75,7 @@ def _parse(parse: Callable[[bytes], Message], raw: bytes) -> Message:
         raise InvalidRequestError("(message)", "is not a valid message of this method") from error
 
 
-async def _abort(error: Exception, context: Context) -> Any:
+async def _abort(error: Exception, context: Context) -> NoReturn:
     if isinstance(error, grpc.aio.BaseError):
         raise error  # the connection is gone, or the call was aborted: gRPC knows
     request_error: RequestError = as_request_error(error)

@@ -43,7 +43,9 @@ def trailing_metadata_of(error: RequestError) -> tuple[tuple[str, str], ...]:
     """Tells clients when a retry is worth trying, where it is; gRPC's own retries obey it."""
     if not isinstance(error, (QueueFullError, UnavailableError)):
         return ()
-    seconds = error.retry_after_seconds if error.retry_after_seconds is not None else _DEFAULT_PUSHBACK_SECONDS
+    seconds = (
+        error.retry_after_seconds if error.retry_after_seconds is not None else _DEFAULT_PUSHBACK_SECONDS
+    )
     return ((PUSHBACK_KEY, str(round(seconds * 1000))),)
 
 

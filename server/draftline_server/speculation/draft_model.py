@@ -79,7 +79,7 @@ class DraftModelProposer:
         for request in requests:
             start, stop = request.draft_len, min(request.target_len, request.draft_len + budget)
             if start < stop:
-                tokens = request.token_ids[start:stop]
+                tokens = self._known(request.token_ids[start:stop])
                 inputs.append(SequenceInput(tokens, start, request.block_table, num_logits=0))
                 request.draft_len = stop
                 budget -= stop - start
@@ -96,12 +96,23 @@ class DraftModelProposer:
             if tokens:
                 fed, start = [tokens[-1]], request.num_tokens + len(tokens) - 1
             else:
-                fed, start = request.token_ids[request.draft_len :], request.draft_len
+                fed, start = self._known(request.token_ids[request.draft_len :]), request.draft_len
             inputs.append(SequenceInput(fed, start, request.block_table, num_logits=1))
         logits = self._runner.forward(inputs)
         missing = self._target_vocab_size - logits.shape[-1]
         # Embedding rows beyond the tokenizer's vocabulary differ in number; no token lives there.
         return functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
+
+    def _known(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """The ids as the draft model can read them.
+
+        The target may have more embedding rows than the draft. No token lives there, yet a client may send
+        such an id, or the target pick one; what the draft reads instead matters only to its guesses.
+        """
+        num_rows = self._runner.vocab_size
+        if num_rows >= self._target_vocab_size:
+            return token_ids
+        return [token_id if token_id < num_rows else 0 for token_id in token_ids]
 
     def _context(self, request: Request, drafted: Sequence[int]) -> RowContext:
         return row_context(request, drafted, request.end_token_ids(self._eos_token_ids))

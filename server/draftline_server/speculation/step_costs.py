@@ -21,6 +21,15 @@ class CostCurve:
     def is_empty(self) -> bool:
         return not self._sizes
 
+    def seed(self, size: int, seconds: float) -> None:
+        """Sets a point as it was measured at rest."""
+        index = bisect.bisect_left(self._sizes, size)
+        if index < len(self._sizes) and self._sizes[index] == size:
+            self._seconds[index] = seconds
+        else:
+            self._sizes.insert(index, size)
+            self._seconds.insert(index, seconds)
+
     def observe(self, size: int, seconds: float) -> None:
         """Takes in one measurement."""
         index = bisect.bisect_left(self._sizes, size)

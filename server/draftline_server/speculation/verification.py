@@ -90,6 +90,7 @@ def row_context(
     return RowContext(params, request.spec.prompt_token_ids, output, end_token_ids)
 
 
+@torch.inference_mode()
 def verify(logits: Tensor, tasks: Sequence[VerifyTask]) -> list[Verified]:
     """Verifies all drafts of a step. `logits` ``[sum of num_rows, vocab]`` may be written to."""
     processed = process_logits(logits, [row for task in tasks for row in task.rows()])

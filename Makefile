@@ -1,0 +1,60 @@
+# The everyday verbs. Everything runs in .venv, which the first verb makes from requirements.lock.
+#   PYTHON=python3.12 make run    picks the interpreter of a new .venv (3.11 or later)
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+export ONCE PEERS
+
+.DEFAULT_GOAL := help
+.PHONY: help install models run test test-slow check format bench protos lock clean
+
+help: ## Shows this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## Makes .venv from the lock; every other verb does it, too
+
+$(INSTALLED): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "error: $(PYTHON) is too old, 3.11 or later is needed (set PYTHON)" >&2; exit 1; }
+	@echo "installing into $(VENV); torch alone is several hundred megabytes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --constraint requirements.lock --editable '.[server,dev]'
+	@touch $@
+
+models: $(INSTALLED) ## Prepares the demo's target model in .cache
+	@$(BIN)/python server/demo/prepare_models.py
+
+run: $(INSTALLED) ## Starts a server, streams two completions, measures; ONCE=1 stops after that
+	@$(BIN)/python server/demo/run.py
+
+test: $(INSTALLED) ## Runs the tests
+	@$(BIN)/python -m pytest -m "not slow and not gpu and not bench"
+
+test-slow: $(INSTALLED) models ## Runs the slower tests
+	@$(BIN)/python -m pytest -m "slow and not gpu and not bench"
+
+check: $(INSTALLED) ## Format, lint, types and import layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/mypy tests server/demo .ci/lock.py
+	$(BIN)/lint-imports
+
+format: $(INSTALLED) ## Formats the code and fixes what lint can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED) models ## Measures against transformers; PEERS=1 adds vLLM and llama.cpp
+	@$(BIN)/python tests/bench/run.py
+
+protos: $(INSTALLED) ## Generates the stubs of protos/
+	PYTHON="$(abspath $(BIN))/python" protos/generate.sh
+
+lock: $(INSTALLED) ## Resolves requirements.lock again for new or removed dependencies
+	$(BIN)/python .ci/lock.py
+
+clean: ## Removes .venv, .cache and what tools left behind
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build dist
+	find operator server protos tests -name __pycache__ -type d -prune -exec rm -rf {} +

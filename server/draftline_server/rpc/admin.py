@@ -1,0 +1,125 @@
+"""The admin port: /metrics, /healthz, /readyz over plain HTTP.
+
+A few lines on asyncio instead of a framework: three GET routes do not earn a dependency. It runs on the
+event loop on purpose, not in a thread of its own: when the loop hangs, no call is answered either, and a
+probe that still said 200 would lie. Steps and loading run in the engine's thread, so they do not delay it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from draftline_server.config import ServerConfig
+from draftline_server.errors import ResourceError
+from draftline_server.log import log_event
+
+_MAX_HEAD_BYTES = 8192
+_MAX_CONNECTIONS = 64
+_READ_TIMEOUT_SECONDS = 5.0
+_PLAIN_TEXT = "text/plain; charset=utf-8"
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    status: HTTPStatus
+    body: bytes
+    content_type: str = _PLAIN_TEXT
+
+
+Route = Callable[[], Response]
+
+
+class AdminServer:
+    """Answers GET and HEAD, one request per connection."""
+
+    def __init__(self, routes: dict[str, Route]) -> None:
+        self._routes = routes
+        self._num_connections = 0
+        self._socket: socket.socket
+        self._server: asyncio.Server
+
+    def bind(self, config: ServerConfig) -> int:
+        """Takes the port and returns it; raises `ResourceError` naming the key."""
+        host = config.host.strip("[]")
+        try:
+            self._socket = _listen(host, config.admin_port)
+        except OSError as error:
+            address = f"{config.host}:{config.admin_port}"
+            raise ResourceError(f"server.admin_port: cannot listen on {address}: {error.strerror}") from error
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, sock=self._socket, limit=_MAX_HEAD_BYTES)
+
+    async def stop(self) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._num_connections += 1
+        try:
+            writer.write(await self._answer(reader))
+            await writer.drain()
+        except (OSError, asyncio.IncompleteReadError):
+            log_event(_logger, logging.DEBUG, "admin client went away")
+        finally:
+            self._num_connections -= 1
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        if self._num_connections > _MAX_CONNECTIONS:
+            return _encode(Response(HTTPStatus.SERVICE_UNAVAILABLE, b"too many connections\n"))
+        try:
+            async with asyncio.timeout(_READ_TIMEOUT_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+        except TimeoutError:
+            return _encode(Response(HTTPStatus.REQUEST_TIMEOUT, b"no request came\n"))
+        except asyncio.LimitOverrunError:
+            return _encode(Response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"header too large\n"))
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+            return _encode(Response(HTTPStatus.BAD_REQUEST, b"not an HTTP/1 request\n"))
+        method, target = words[0], words[1].decode("latin-1").partition("?")[0]
+        if method not in (b"GET", b"HEAD"):
+            return _encode(Response(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n"))
+        return _encode(self._route(target), with_body=method == b"GET")
+
+    def _route(self, target: str) -> Response:
+        route = self._routes.get(target)
+        if route is None:
+            known = ", ".join(self._routes)
+            return Response(HTTPStatus.NOT_FOUND, f"not found; there is: {known}\n".encode())
+        try:
+            return route()
+        except Exception as error:
+            log_event(_logger, logging.ERROR, "admin request failed", target=target, exc_info=error)
+            return Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error\n")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket; the IPv6 wildcard listens for IPv4 as well, as gRPC's does."""
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
+
+
+def _encode(response: Response, *, with_body: bool = True) -> bytes:
+    head = (
+        f"HTTP/1.1 {response.status.value} {response.status.phrase}\r\n"
+        f"Content-Type: {response.content_type}\r\n"
+        f"Content-Length: {len(response.body)}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode() + (response.body if with_body else b"")

@@ -1,0 +1,77 @@
+"""The rules of the repository's layout that no other tool checks."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+
+def names_of(requirements: list[str]) -> set[str]:
+    """The normalized names of the packages that requirements ask for."""
+    found = (re.match(r"[A-Za-z0-9._-]+", requirement) for requirement in requirements)
+    return {re.sub(r"[-_.]+", "-", match.group()).lower() for match in found if match}
+
+
+@pytest.mark.parametrize("root", ["operator", "server"])
+def test_source_roots_are_no_packages(root: str) -> None:
+    # operator/__init__.py would take the place of the standard library's module.
+    assert not (ROOT / root / "__init__.py").exists()
+
+
+def test_tests_are_no_packages() -> None:
+    assert [str(path) for path in (ROOT / "tests").rglob("__init__.py")] == []
+    assert [str(path) for path in (ROOT / "tests").rglob("operator")] == []
+
+
+@pytest.mark.parametrize(
+    "package", ["operator/draftline_operator", "server/draftline_server", "protos/draftline"]
+)
+def test_packages_are_typed(package: str) -> None:
+    assert (ROOT / package / "__init__.py").exists()
+    assert (ROOT / package / "py.typed").exists()
+
+
+def test_import_layers_are_kept() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+def test_every_module_says_why_it_exists() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for root in ("operator", "server", "tests")
+        for path in (ROOT / root).rglob("*.py")
+        if ast.get_docstring(ast.parse(path.read_text())) is None
+    ]
+    assert silent == []
+
+
+def test_the_extras_do_not_cross() -> None:
+    torch_side = {"torch", "transformers", "tokenizers", "safetensors"}
+    kubernetes_side = {"kopf", "kubernetes-asyncio", "kubernetes"}
+    base = names_of(PROJECT["dependencies"])
+    assert not (names_of(EXTRAS["operator"]) | base) & torch_side
+    assert not (names_of(EXTRAS["server"]) | base) & kubernetes_side
+
+
+def test_the_lock_covers_every_requirement() -> None:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert [pin for pin in pins if not re.fullmatch(r"[a-z0-9-]+==[A-Za-z0-9.+!]+", pin)] == []
+    wanted = names_of(PROJECT["dependencies"]).union(*(names_of(extra) for extra in EXTRAS.values()))
+    assert wanted <= names_of(pins)
+
+
+def test_the_wheel_has_the_three_packages() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    packages = tools["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert packages == ["operator/draftline_operator", "server/draftline_server", "protos/draftline"]

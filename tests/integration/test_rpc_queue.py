@@ -1,0 +1,181 @@
+"""Seats and queue, deadlines and cancellation: everything ends, nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from draftline_server.testing import ScriptedEngine
+from support.serving import RunningServer, failure_of, make_config, running_server, text_request
+
+
+@pytest.fixture
+async def serving() -> AsyncIterator[RunningServer]:
+    async with running_server() as running:
+        yield running
+
+
+async def hold_with(serving: RunningServer, *, num_requests: int) -> list[grpc.aio.UnaryUnaryCall]:
+    """Accepts requests of an engine that does not step."""
+    serving.engine.hold()
+    calls = []
+    for index in range(num_requests):
+        calls.append(serving.stub.Generate(text_request(f"{index} ", max_tokens=12)))
+        await serving.wait_for(lambda: serving.server.calls.num_open == len(calls))
+    await serving.wait_for(
+        lambda: serving.server.engine_thread.statistics.num_waiting
+        + serving.server.engine_thread.statistics.num_running
+        == num_requests
+    )
+    return calls
+
+
+def pushback_of(error: grpc.aio.AioRpcError) -> str:
+    return str(dict(error.trailing_metadata())["grpc-retry-pushback-ms"])
+
+
+async def test_seats_and_queue_are_filled_and_no_more(serving: RunningServer) -> None:
+    calls = await hold_with(serving, num_requests=8)
+    for call in (serving.stub.Generate, serving.stub.GenerateStream):
+        error = await failure_of(call(text_request("one too many")))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert pushback_of(error) == "1000"
+    assert "one too many" not in serving.tokenizer.encoded
+    # A full queue is no reason to restart the server, nor to send it less than others.
+    assert (await serving.get("/healthz"))[0] == 200
+    assert (await serving.get("/readyz"))[0] == 200
+    serving.engine.resume()
+    texts = [(await call).text for call in calls]
+    assert texts == [(f"{index} " * 6)[:12] for index in range(8)]
+    await serving.wait_until_idle()
+
+
+async def test_queue_of_length_zero_still_fills_the_seats() -> None:
+    async with running_server(config=make_config(max_queue_length=0)) as serving:
+        calls = await hold_with(serving, num_requests=4)
+        error = await failure_of(serving.stub.Generate(text_request("x")))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        serving.engine.resume()
+        await asyncio.gather(*calls)
+
+
+async def test_waiting_requests_are_counted_at_once(serving: RunningServer) -> None:
+    calls = await hold_with(serving, num_requests=7)
+    _, _, metrics = await serving.get("/metrics")
+    assert "draftline_requests_waiting 7.0" in metrics
+    serving.engine.release(2)  # the first step began before the other requests came
+    await serving.wait_for(lambda: serving.server.engine_thread.statistics.num_running == 4)
+    _, _, metrics = await serving.get("/metrics")
+    assert "draftline_requests_waiting 3.0" in metrics
+    serving.engine.resume()
+    await asyncio.gather(*calls)
+
+
+async def test_client_deadline_ends_the_request(serving: RunningServer) -> None:
+    serving.engine.hold()
+    error = await failure_of(serving.stub.Generate(text_request("x"), timeout=0.1))
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    serving.engine.resume()
+    await serving.wait_until_idle()
+
+
+async def test_request_timeout_goes_before_a_longer_deadline() -> None:
+    config = make_config(request_timeout_seconds=0.1)
+    async with running_server(ScriptedEngine(script=lambda *_: 1), config=config) as serving:
+        serving.engine.hold()
+        call = serving.stub.GenerateStream(text_request("x", max_tokens=200), timeout=60)
+        await asyncio.sleep(0.12)
+        serving.engine.resume()
+        error = await failure_of(call)
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        _, _, metrics = await serving.get("/metrics")
+        assert "draftline_request_timeouts_total 1.0" in metrics
+        await serving.wait_until_idle()
+
+
+async def test_engine_that_does_not_come_to_a_deadline_holds_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftline_server.rpc.servicer._DEADLINE_GRACE_SECONDS", 0.05)
+    async with running_server(config=make_config(request_timeout_seconds=0.1)) as serving:
+        serving.engine.hold()
+        error = await failure_of(serving.stub.Generate(text_request("x")))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        serving.engine.resume()
+        await serving.wait_until_idle()
+
+
+async def test_waiting_too_long_is_a_timeout() -> None:
+    config = make_config(queue_timeout_seconds=0.05)
+    async with running_server(ScriptedEngine(max_running=1), config=config) as serving:
+        serving.engine.hold()
+        first = serving.stub.Generate(text_request("a", max_tokens=30))
+        await serving.wait_for(serving.engine.step_began.is_set)
+        serving.engine.release()
+        await serving.wait_for(lambda: serving.server.engine_thread.statistics.num_running == 1)
+        second = serving.stub.Generate(text_request("b", max_tokens=30))
+        await serving.wait_for(lambda: serving.server.engine_thread.statistics.num_waiting == 1)
+        await asyncio.sleep(0.06)
+        serving.engine.release(3)
+        error = await failure_of(second)
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "waited" in error.details()
+        serving.engine.resume()
+        assert len((await first).token_ids) == 30
+
+
+@pytest.mark.parametrize("when", ["queued", "running"])
+async def test_cancel_frees_everything_without_new_traffic(serving: RunningServer, when: str) -> None:
+    calls = await hold_with(serving, num_requests=6)
+    if when == "running":
+        serving.engine.release(2)
+        await serving.wait_for(lambda: serving.server.engine_thread.statistics.num_running == 4)
+    for call in calls:
+        call.cancel()
+    await serving.wait_for(lambda: serving.server.calls.num_open == 0)
+    serving.engine.resume()
+    await serving.wait_until_idle()
+    _, _, metrics = await serving.get("/metrics")
+    assert "draftline_request_aborts_total 6.0" in metrics
+    assert 'draftline_request_errors_total{code="CANCELLED"} 6.0' in metrics
+
+
+async def test_storm_of_cancelled_and_expired_requests_leaves_nothing() -> None:
+    async with running_server(config=make_config(max_queue_length=256)) as serving:
+
+        async def leave_early(index: int) -> None:
+            request = text_request("abcdefgh" * (1 + index % 5), max_tokens=200)
+            if index % 3 == 0:
+                await failure_of(serving.stub.Generate(request, timeout=0.001 * (index % 20)))
+                return
+            call = serving.stub.GenerateStream(request)
+            for _ in range(index % 4):
+                await call.read()
+            call.cancel()
+
+        tasks = [asyncio.create_task(leave_early(index)) for index in range(200)]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await serving.wait_until_idle()
+        assert serving.server.engine_thread.statistics.kv_usage_ratio == 0.0
+        assert (await serving.stub.Generate(text_request("ok", max_tokens=2))).text == "ok"
+
+
+async def test_disconnect_cancels(serving: RunningServer) -> None:
+    serving.engine.hold()
+    async with grpc.aio.insecure_channel(serving.address) as channel:
+        stream = channel.unary_stream("/draftline.v1.Inference/GenerateStream")
+        stream(text_request("x", max_tokens=200).SerializeToString())
+        await serving.wait_for(serving.engine.step_began.is_set)
+    serving.engine.resume()
+    await serving.wait_until_idle()
+
+
+async def test_slow_reader_holds_up_nobody(serving: RunningServer) -> None:
+    slow = serving.stub.GenerateStream(text_request("slow", max_tokens=200))
+    await slow.read()
+    assert (await serving.stub.Generate(text_request("fast", max_tokens=8))).text == "fastfast"
+    await serving.wait_for(lambda: serving.server.engine_thread.statistics.num_running == 0)
+    message = await slow.read()
+    while message.WhichOneof("message") == "chunk":
+        message = await slow.read()
+    assert message.summary.usage.completion_tokens == 200
