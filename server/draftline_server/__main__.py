@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -61,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StartupError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_STARTUP
+    except BrokenPipeError:  # whoever read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -156,18 +160,29 @@ def _generate(arguments: argparse.Namespace) -> int:
         use_speculation=not arguments.no_speculation,
         timeout_seconds=arguments.timeout,
     )
+    shown: list[str] = []
     try:
-        summary = stream_completion(arguments.address, options, _show)
+        summary = stream_completion(arguments.address, options, lambda text: _show(text, shown))
     except CallFailedError as error:
-        print(f"\nerror: {error}", file=sys.stderr)
+        _end_line(shown)
+        print(f"error: {error}", file=sys.stderr)
         return EXIT_FAILED
-    print(f"\n[{describe_summary(summary)}]", file=sys.stderr)
+    _end_line(shown)
+    print(f"[{describe_summary(summary)}]", file=sys.stderr)
     return 0
 
 
-def _show(text: str) -> None:
+def _show(text: str, shown: list[str]) -> None:
+    if text:
+        shown[:] = [text]
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def _end_line(shown: list[str]) -> None:
+    """Ends the line of a text that does not end with one, so that what follows has its own."""
+    if shown and not shown[0].endswith("\n"):
+        print(flush=True)
 
 
 if __name__ == "__main__":

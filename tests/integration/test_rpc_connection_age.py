@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
-from support.serving import make_config, running_server, text_request
+
+from support.serving import make_config, read_to_end, running_server, text_request, wait_for
 
 
 async def test_stream_outlives_its_connection_and_the_client_connects_anew() -> None:
     async with running_server(config=make_config(max_connection_age_seconds=0.2)) as serving:
         serving.engine.hold()
         stream = serving.stub.GenerateStream(text_request("abc", max_tokens=30))
-        await serving.wait_for(serving.engine.step_began.is_set)
+        await wait_for(serving.engine.step_began.is_set)
         serving.engine.release()
-        first = await stream.read()
+        first: Any = await stream.read()
         state = serving.channel.get_state()
         while state is grpc.ChannelConnectivity.READY:
             await serving.channel.wait_for_state_change(state)
             state = serving.channel.get_state()
         serving.engine.resume()
-        text, message = first.chunk.text, await stream.read()
-        while message.WhichOneof("message") == "chunk":
-            text, message = text + message.chunk.text, await stream.read()
-        assert text == "abc" * 10
-        assert message.summary.usage.completion_tokens == 30
+        rest, summary = await read_to_end(stream)
+        assert first.chunk.text + rest == "abc" * 10
+        assert summary.usage.completion_tokens == 30
 
 
 async def test_calls_across_many_connections_all_succeed() -> None:

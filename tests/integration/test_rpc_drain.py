@@ -8,31 +8,42 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+
 from draftline.v1 import inference_pb2_grpc
 from draftline_server.app import EXIT_DRAINED, EXIT_INTERRUPTED
 from draftline_server.errors import UnavailableError
 from draftline_server.testing import ScriptedEngine
-from support.serving import HEALTH, RunningServer, failure_of, make_config, running_server, text_request
+from support.serving import (
+    HEALTH,
+    RunningServer,
+    failure_of,
+    make_config,
+    read_to_end,
+    running_server,
+    text_request,
+    wait_for,
+)
 
 
-async def open_calls(serving: RunningServer, *, num_running: int, num_waiting: int) -> list[grpc.aio.Call]:
+async def open_calls(serving: RunningServer, *, num_running: int, num_waiting: int) -> list[Any]:
     """Streams that have begun, and requests that wait, of an engine that is held."""
     serving.engine.hold()
     streams = []
     for index in range(num_running + num_waiting):
         streams.append(serving.stub.GenerateStream(text_request(f"{index} ", max_tokens=12)))
-        await serving.wait_for(lambda: serving.server.calls.num_open == len(streams))
+        await wait_for(lambda: serving.server.calls.num_open == len(streams))
     statistics = serving.server.engine_thread
-    await serving.wait_for(lambda: statistics.statistics.num_waiting == num_running + num_waiting)
+    await wait_for(lambda: statistics.statistics.num_waiting == num_running + num_waiting)
     serving.engine.release(2)
-    await serving.wait_for(lambda: statistics.statistics.num_running == num_running)
+    await wait_for(lambda: statistics.statistics.num_running == num_running)
     return streams
 
 
-async def text_of(stream: grpc.aio.UnaryStreamCall) -> str:
+async def text_of(stream: Any) -> str:
     messages = [message async for message in stream]
     assert messages[-1].WhichOneof("message") == "summary"
     return "".join(message.chunk.text for message in messages[:-1])
@@ -43,14 +54,14 @@ async def test_every_accepted_request_finishes() -> None:
     async with running_server(ScriptedEngine(max_running=3), config=config) as serving:
         streams = await open_calls(serving, num_running=3, num_waiting=1)
         serving.server.request_stop()
-        await serving.wait_for(lambda: serving.server.health.is_draining)
+        await wait_for(lambda: serving.server.health.is_draining)
         # At once: no new traffic is wanted, but what comes in the lame-duck time is served.
         assert await serving.health() == HEALTH.NOT_SERVING
         assert (await serving.get("/readyz"))[::2] == (503, "draining\n")
         assert (await serving.get("/healthz"))[0] == 200
         assert "draftline_draining 1.0" in (await serving.get("/metrics"))[2]
         streams.append(serving.stub.GenerateStream(text_request("4 ", max_tokens=12)))
-        await serving.wait_for(lambda: serving.server.calls.num_open == 5)
+        await wait_for(lambda: serving.server.calls.num_open == 5)
         # Later: new calls are sent elsewhere.
         await asyncio.sleep(0.3)
         refused = await failure_of(serving.stub.Generate(text_request("x")))
@@ -103,7 +114,7 @@ async def test_second_interrupt_ends_at_once() -> None:
     async with running_server(config=make_config(lame_duck_seconds=60)) as serving:
         streams = await open_calls(serving, num_running=2, num_waiting=0)
         os.kill(os.getpid(), signal.SIGINT)
-        await serving.wait_for(lambda: serving.server.health.is_draining)
+        await wait_for(lambda: serving.server.health.is_draining)
         os.kill(os.getpid(), signal.SIGINT)
         errors = [await failure_of(stream) for stream in streams]
         assert [error.code() for error in errors] == [grpc.StatusCode.UNAVAILABLE] * 2
@@ -126,15 +137,13 @@ async def test_process_drains_on_sigterm_and_exits_with_zero() -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{ports['grpc_port']}") as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         stream = stub.GenerateStream(text_request("abc ", max_tokens=40))
-        first = await stream.read()
+        first: Any = await stream.read()
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
-        text, message = first.chunk.text, await stream.read()
-        while message.WhichOneof("message") == "chunk":
-            text, message = text + message.chunk.text, await stream.read()
-    assert text == "abc " * 10
-    assert message.summary.usage.completion_tokens == 40
-    rest = (await process.stderr.read()).decode().splitlines()
+        rest, summary = await read_to_end(stream)
+    assert first.chunk.text + rest == "abc " * 10
+    assert summary.usage.completion_tokens == 40
+    log = (await process.stderr.read()).decode().splitlines()
     assert await process.wait() == EXIT_DRAINED
-    messages = [json.loads(line)["message"] for line in rest]
+    messages = [json.loads(line)["message"] for line in log]
     assert "draining ended" in messages

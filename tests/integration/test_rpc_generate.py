@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
 from draftline.v1 import inference_pb2 as pb
 from draftline_server import __version__
 from draftline_server.testing import EOS_TOKEN_ID, ScriptedEngine
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from support.serving import SERVICE, RunningServer, failure_of, running_server, text_request
+from support.serving import (
+    SERVICE,
+    RunningServer,
+    details_of,
+    failure_of,
+    running_server,
+    text_request,
+    wait_for,
+)
 
 
 @pytest.fixture
@@ -81,7 +91,7 @@ async def test_two_requests_may_have_one_id(serving: RunningServer) -> None:
         request = text_request(text, max_tokens=6)
         request.request_id = "same"
         calls.append(serving.stub.Generate(request))
-        await serving.wait_for(lambda: serving.server.calls.num_open == len(calls))
+        await wait_for(lambda: serving.server.calls.num_open == len(calls))
     serving.engine.resume()
     assert [(await call).text for call in calls] == ["oneone", "twotwo"]
 
@@ -92,7 +102,7 @@ async def test_request_ids_are_short_and_printable(serving: RunningServer) -> No
         request.request_id = request_id
         error = await failure_of(serving.stub.Generate(request))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert error.details().startswith("request_id: ")
+        assert details_of(error).startswith("request_id: ")
     metadata = (("x-request-id", "x" * 129),)
     error = await failure_of(serving.stub.Generate(text_request("x"), metadata=metadata))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -123,7 +133,7 @@ async def test_model_and_server_are_described(serving: RunningServer) -> None:
 
 
 async def test_reflection_lists_the_services(serving: RunningServer) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(serving.channel)
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(serving.channel)  # type: ignore[arg-type]
     requests = [
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),

@@ -9,21 +9,24 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
+
 from draftline.v1 import inference_pb2 as pb
 from draftline_server.app import EXIT_ENGINE_FAILED, Server
 from draftline_server.config import Config, parse_config
 from draftline_server.core.served_pair import ServedPair
 from draftline_server.errors import ModelError, ResourceError
 from draftline_server.testing import ScriptedEngine, build_scripted_pair
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.serving import (
     HEALTH,
     SERVICE,
     RunningServer,
+    details_of,
     failure_of,
     make_config,
     running_server,
     text_request,
+    wait_for,
 )
 
 
@@ -88,13 +91,13 @@ async def test_stop_while_loading_is_no_failure() -> None:
 
     async with running_server(build=build, wait_until_ready=False) as serving:
         serving.server.request_stop()
-        await serving.wait_for(lambda: not serving.server.health.is_ready)
+        await wait_for(lambda: not serving.server.health.is_ready)
         may_load.set()
         assert await serving.task == 0
 
 
 async def test_unknown_health_service_is_not_found(serving: RunningServer) -> None:
-    stub = health_pb2_grpc.HealthStub(serving.channel)
+    stub = serving.health_stub
     error = await failure_of(stub.Check(health_pb2.HealthCheckRequest(service="nobody")))
     assert error.code() is grpc.StatusCode.NOT_FOUND
 
@@ -102,15 +105,15 @@ async def test_unknown_health_service_is_not_found(serving: RunningServer) -> No
 async def test_exception_in_a_step_fails_every_call_and_ends_the_process(serving: RunningServer) -> None:
     serving.engine.hold()
     calls = [serving.stub.Generate(text_request("x")), serving.stub.GenerateStream(text_request("y"))]
-    await serving.wait_for(serving.engine.step_began.is_set)
-    await serving.wait_for(lambda: serving.server.engine_thread.statistics.num_waiting == 2)
-    watch = health_pb2_grpc.HealthStub(serving.channel).Watch(health_pb2.HealthCheckRequest())
+    await wait_for(serving.engine.step_began.is_set)
+    await wait_for(lambda: serving.server.engine_thread.statistics.num_waiting == 2)
+    watch = serving.health_stub.Watch(health_pb2.HealthCheckRequest())
     assert (await watch.read()).status == HEALTH.SERVING
     serving.engine.fail_next_step(RuntimeError("secret"))
     serving.engine.resume()
     errors = [await failure_of(call) for call in calls]
     assert [error.code() for error in errors] == [grpc.StatusCode.INTERNAL] * 2
-    assert all(error.details().startswith("internal error ") for error in errors)
+    assert all(details_of(error).startswith("internal error ") for error in errors)
     assert (await watch.read()).status == HEALTH.NOT_SERVING
     assert await serving.task == EXIT_ENGINE_FAILED
 
@@ -120,7 +123,7 @@ async def test_hung_step_is_unhealthy_until_it_returns() -> None:
     async with running_server(config=config) as serving:
         serving.engine.hold()
         call = serving.stub.Generate(text_request("x"))
-        watch = health_pb2_grpc.HealthStub(serving.channel).Watch(health_pb2.HealthCheckRequest())
+        watch = serving.health_stub.Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == HEALTH.SERVING
         error = await failure_of(call)
         assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -145,7 +148,7 @@ async def test_idle_engine_is_not_hung() -> None:
 async def test_probes_answer_during_a_long_step(serving: RunningServer) -> None:
     serving.engine.hold()
     call = serving.stub.Generate(text_request("ok", max_tokens=2))
-    await serving.wait_for(serving.engine.step_began.is_set)
+    await wait_for(serving.engine.step_began.is_set)
     assert (await serving.get("/healthz"))[0] == 200
     assert (await serving.get("/metrics"))[0] == 200
     assert await serving.health() == HEALTH.SERVING

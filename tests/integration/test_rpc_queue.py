@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
+
 from draftline_server.testing import ScriptedEngine
-from support.serving import RunningServer, failure_of, make_config, running_server, text_request
+from support.serving import (
+    RunningServer,
+    details_of,
+    failure_of,
+    make_config,
+    read_to_end,
+    running_server,
+    text_request,
+    wait_for,
+)
 
 
 @pytest.fixture
@@ -17,17 +28,19 @@ async def serving() -> AsyncIterator[RunningServer]:
         yield running
 
 
-async def hold_with(serving: RunningServer, *, num_requests: int) -> list[grpc.aio.UnaryUnaryCall]:
+async def hold_with(serving: RunningServer, *, num_requests: int) -> list[Any]:
     """Accepts requests of an engine that does not step."""
     serving.engine.hold()
     calls = []
     for index in range(num_requests):
         calls.append(serving.stub.Generate(text_request(f"{index} ", max_tokens=12)))
-        await serving.wait_for(lambda: serving.server.calls.num_open == len(calls))
-    await serving.wait_for(
-        lambda: serving.server.engine_thread.statistics.num_waiting
-        + serving.server.engine_thread.statistics.num_running
-        == num_requests
+        await wait_for(lambda: serving.server.calls.num_open == len(calls))
+    await wait_for(
+        lambda: (
+            serving.server.engine_thread.statistics.num_waiting
+            + serving.server.engine_thread.statistics.num_running
+            == num_requests
+        )
     )
     return calls
 
@@ -66,7 +79,7 @@ async def test_waiting_requests_are_counted_at_once(serving: RunningServer) -> N
     _, _, metrics = await serving.get("/metrics")
     assert "draftline_requests_waiting 7.0" in metrics
     serving.engine.release(2)  # the first step began before the other requests came
-    await serving.wait_for(lambda: serving.server.engine_thread.statistics.num_running == 4)
+    await wait_for(lambda: serving.server.engine_thread.statistics.num_running == 4)
     _, _, metrics = await serving.get("/metrics")
     assert "draftline_requests_waiting 3.0" in metrics
     serving.engine.resume()
@@ -77,8 +90,12 @@ async def test_client_deadline_ends_the_request(serving: RunningServer) -> None:
     serving.engine.hold()
     error = await failure_of(serving.stub.Generate(text_request("x"), timeout=0.1))
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await wait_for(lambda: serving.server.calls.num_open == 0)
     serving.engine.resume()
     await serving.wait_until_idle()
+    _, _, metrics = await serving.get("/metrics")
+    assert "draftline_request_timeouts_total 1.0" in metrics
+    assert "draftline_request_aborts_total 0.0" in metrics
 
 
 async def test_request_timeout_goes_before_a_longer_deadline() -> None:
@@ -110,16 +127,16 @@ async def test_waiting_too_long_is_a_timeout() -> None:
     async with running_server(ScriptedEngine(max_running=1), config=config) as serving:
         serving.engine.hold()
         first = serving.stub.Generate(text_request("a", max_tokens=30))
-        await serving.wait_for(serving.engine.step_began.is_set)
+        await wait_for(serving.engine.step_began.is_set)
         serving.engine.release()
-        await serving.wait_for(lambda: serving.server.engine_thread.statistics.num_running == 1)
+        await wait_for(lambda: serving.server.engine_thread.statistics.num_running == 1)
         second = serving.stub.Generate(text_request("b", max_tokens=30))
-        await serving.wait_for(lambda: serving.server.engine_thread.statistics.num_waiting == 1)
+        await wait_for(lambda: serving.server.engine_thread.statistics.num_waiting == 1)
         await asyncio.sleep(0.06)
         serving.engine.release(3)
         error = await failure_of(second)
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "waited" in error.details()
+        assert "waited" in details_of(error)
         serving.engine.resume()
         assert len((await first).token_ids) == 30
 
@@ -129,10 +146,10 @@ async def test_cancel_frees_everything_without_new_traffic(serving: RunningServe
     calls = await hold_with(serving, num_requests=6)
     if when == "running":
         serving.engine.release(2)
-        await serving.wait_for(lambda: serving.server.engine_thread.statistics.num_running == 4)
+        await wait_for(lambda: serving.server.engine_thread.statistics.num_running == 4)
     for call in calls:
         call.cancel()
-    await serving.wait_for(lambda: serving.server.calls.num_open == 0)
+    await wait_for(lambda: serving.server.calls.num_open == 0)
     serving.engine.resume()
     await serving.wait_until_idle()
     _, _, metrics = await serving.get("/metrics")
@@ -163,9 +180,9 @@ async def test_storm_of_cancelled_and_expired_requests_leaves_nothing() -> None:
 async def test_disconnect_cancels(serving: RunningServer) -> None:
     serving.engine.hold()
     async with grpc.aio.insecure_channel(serving.address) as channel:
-        stream = channel.unary_stream("/draftline.v1.Inference/GenerateStream")
+        stream: Any = channel.unary_stream("/draftline.v1.Inference/GenerateStream")
         stream(text_request("x", max_tokens=200).SerializeToString())
-        await serving.wait_for(serving.engine.step_began.is_set)
+        await wait_for(serving.engine.step_began.is_set)
     serving.engine.resume()
     await serving.wait_until_idle()
 
@@ -174,8 +191,6 @@ async def test_slow_reader_holds_up_nobody(serving: RunningServer) -> None:
     slow = serving.stub.GenerateStream(text_request("slow", max_tokens=200))
     await slow.read()
     assert (await serving.stub.Generate(text_request("fast", max_tokens=8))).text == "fastfast"
-    await serving.wait_for(lambda: serving.server.engine_thread.statistics.num_running == 0)
-    message = await slow.read()
-    while message.WhichOneof("message") == "chunk":
-        message = await slow.read()
-    assert message.summary.usage.completion_tokens == 200
+    await wait_for(lambda: serving.server.engine_thread.statistics.num_running == 0)
+    _, summary = await read_to_end(slow)
+    assert summary.usage.completion_tokens == 200

@@ -15,9 +15,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.tiny_models import FAMILIES, Family, make_tiny_model
-from support.tiny_tokenizers import EOS_IDS, make_tokenizer
-from support.zoo import ModelZoo
 
 from draftline_server.config import parse_config
 from draftline_server.core.digest import MANIFEST_NAME, write_manifest
@@ -25,6 +22,9 @@ from draftline_server.errors import ConfigError, ModelError, ResourceError, Star
 from draftline_server.model import device
 from draftline_server.model.device import DeviceMemory
 from draftline_server.model.startup import InspectedModels, inspect_models
+from support.tiny_models import FAMILIES, Family, make_tiny_model
+from support.tiny_tokenizers import EOS_IDS, make_tokenizer
+from support.zoo import ModelZoo
 
 TARGET_KEY = "models.target_model.path: "
 DRAFT_KEY = "models.draft_model.path: "
@@ -74,6 +74,10 @@ def pair(healthy: Pair, tmp_path: Path) -> Pair:
     shutil.copytree(healthy.target, copy.target)
     shutil.copytree(healthy.draft, copy.draft)
     return copy
+
+
+def steps(*actions: Callable[[Pair], object]) -> Callable[[Pair], object]:
+    return lambda pair: [action(pair) for action in actions]
 
 
 def edit_json(path: Path, **values: object) -> None:
@@ -142,11 +146,13 @@ Fault = tuple[str, Callable[[Pair], object], type[StartupError], str]
 
 # fmt: off
 DIRECTORY_FAULTS: list[Fault] = [
-    ("target-missing", lambda p: shutil.rmtree(p.target), ModelError, f"{TARGET_KEY}…/target: no such directory"),
+    ("target-missing", lambda p: shutil.rmtree(p.target), ModelError,
+     f"{TARGET_KEY}…/target: no such directory"),
     ("draft-missing", lambda p: shutil.rmtree(p.draft), ModelError, f"{DRAFT_KEY}…/draft: no such directory"),
-    ("target-is-a-file", lambda p: (shutil.rmtree(p.target), p.target.write_text("")), ModelError,
+    ("target-is-a-file", steps(lambda p: shutil.rmtree(p.target), lambda p: p.target.write_text("")),
+     ModelError,
      f"{TARGET_KEY}…/target: not a directory"),
-    ("target-is-empty", lambda p: (shutil.rmtree(p.target), p.target.mkdir()), ModelError,
+    ("target-is-empty", steps(lambda p: shutil.rmtree(p.target), lambda p: p.target.mkdir()), ModelError,
      f"{TARGET_KEY}…/target/config.json: missing"),
     ("config-cut", lambda p: truncate(p.draft / "config.json", 100), ModelError,
      f"{DRAFT_KEY}…/draft/config.json: not valid JSON: "),
@@ -179,9 +185,9 @@ WEIGHT_FAULTS: list[Fault] = [
     ("shards-without-index", lambda p: (p.target / INDEX).unlink(), ModelError,
      f"no {WEIGHTS} and no {INDEX}, only model-00001-of-00003.safetensors, "),
     ("shard-missing", lambda p: p.shard(2).unlink(), ModelError,
-     f"{TARGET_KEY}…/target/{INDEX}: names 1 file that is not there: model-00002-of-00003.safetensors"),
-    ("two-shards-missing", lambda p: (p.shard(3).unlink(), p.shard(1).unlink()), ModelError,
-     "names 2 files that are not there: model-00001-of-00003.safetensors, model-00003-of-00003.safetensors"),
+     f"{TARGET_KEY}…/target/{INDEX}: names 1 missing file: model-00002-of-00003.safetensors"),
+    ("two-shards-missing", steps(lambda p: p.shard(3).unlink(), lambda p: p.shard(1).unlink()), ModelError,
+     "names 2 missing files: model-00001-of-00003.safetensors, model-00003-of-00003.safetensors"),
     ("draft-shard-missing", lambda p: (p.draft / INDEX).write_text(
         json.dumps({"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}})), ModelError,
      f"{DRAFT_KEY}…/draft/{INDEX}: {WEIGHTS} is there, too, and not in the index; delete the stale one"),
@@ -190,7 +196,7 @@ WEIGHT_FAULTS: list[Fault] = [
      f"{INDEX}: names 1 tensor that model-00002-of-00003.safetensors lacks: model.layers.7.x"),
     ("index-stale",
      lambda p: edit_index(p, lambda m: m.pop("model.norm.weight")), ModelError,
-     f"{INDEX}: stale: model-00003-of-00003.safetensors holds 1 tensor that the index does not place there: "
+     f"{INDEX}: stale: model-00002-of-00003.safetensors holds 1 tensor that the index does not place there: "
      "model.norm.weight"),
     ("index-places-a-tensor-elsewhere",
      lambda p: edit_index(p, lambda m: m.update({"model.norm.weight": p.shard(1).name})), ModelError,
@@ -210,14 +216,16 @@ WEIGHT_FAULTS: list[Fault] = [
     ("fewer-layers-than-the-config-says", lambda p: config_of(p, num_hidden_layers=3), ModelError,
      f"{TARGET_KEY}…/target/{INDEX}: lacks 9 tensors of the model: model.layers.2.self_attn.q_proj.weight, "),
     ("wrong-shape", lambda p: config_of(p, intermediate_size=130), ModelError,
-     f"{INDEX}: tensor model.layers.0.mlp.gate_proj.weight has shape [128, 64], config.json asks for [130, 64]"),
+     f"{INDEX}: tensor model.layers.0.mlp.gate_proj.weight has shape [128, 64], config.json "
+     "asks for [130, 64]"),
     ("empty-file", lambda p: truncate(p.draft / WEIGHTS, 0), ModelError,
      f"{DRAFT_KEY}…/draft/{WEIGHTS}: truncated: 0 bytes are no safetensors file"),
     ("cut-in-the-header", lambda p: truncate(p.draft / WEIGHTS, 100), ModelError,
      f"{WEIGHTS}: truncated: its header alone has "),
     ("cut-in-the-weights", lambda p: truncate(p.shard(2), -1), ModelError,
      f"{TARGET_KEY}…/target/model-00002-of-00003.safetensors: truncated: "),
-    ("bytes-at-the-end", lambda p: (p.draft / WEIGHTS).open("ab").write(b"xyz"), ModelError,
+    ("bytes-at-the-end", lambda p: (p.draft / WEIGHTS).write_bytes((p.draft / WEIGHTS).read_bytes() + b"xyz"),
+     ModelError,
      f"{WEIGHTS}: damaged: 3 bytes follow the last tensor"),
     ("not-safetensors", lambda p: (p.draft / WEIGHTS).write_bytes(b"\xff" * 64), ModelError,
      f"{WEIGHTS}: not a safetensors file"),
@@ -266,25 +274,28 @@ ARCHITECTURE_FAULTS: list[Fault] = [
 
 PAIR_FAULTS: list[Fault] = [
     ("vocabulary-size", retrain_draft_tokenizer, ModelError,
-     f"{DRAFT_KEY}its vocabulary of 380 tokens differs from the target's of 384 in 4 ids; the first, 380, is "),
+     f"{DRAFT_KEY}its vocabulary of 380 tokens differs from the target's of 384 in 4 ids; the "
+     "first, 380, is "),
     ("two-tokens-swapped", swap_tokens, ModelError,
      f"{DRAFT_KEY}its vocabulary of 384 tokens differs from the target's of 384 in 2 ids; the first, "),
     ("other-merges", reverse_merges, ModelError,
      f"{DRAFT_KEY}its tokenizer has the target's 384 tokens, but cuts '"),
-    ("ids-without-a-row", lambda p: make_tiny_model(p.target, "llama", vocab_size=380), ModelError,
-     f"{TARGET_KEY}its tokenizer has ids up to 383, but the model only 380 rows (vocab_size in config.json)"),
+    ("ids-without-a-row", lambda p: make_tiny_model(p.draft, "llama", vocab_size=380), ModelError,
+     f"{DRAFT_KEY}its tokenizer has ids up to 383, but the model only 380 rows (vocab_size in config.json)"),
     ("draft-context-shorter", lambda p: edit_json(p.draft / "config.json", max_position_embeddings=256),
      ConfigError, "inference.max_context_length: 512 is above the draft model's 256; set "
      "inference.max_context_length to 256 or less"),
     ("draft-context-shorter-than-the-targets-own",
-     lambda p: (edit_json(p.draft / "config.json", max_position_embeddings=256),
-                p.set("inference", max_context_length=None)),
-     ConfigError, "inference.max_context_length: 1024, the target model's own, is above the draft model's 256; "),
+     steps(lambda p: edit_json(p.draft / "config.json", max_position_embeddings=256),
+           lambda p: p.set("inference", max_context_length=None)),
+     ConfigError, "inference.max_context_length: 1024, the target model's own, is above the draft model's "
+     "256; "),
     ("context-longer-than-the-targets", lambda p: p.set("inference", max_context_length=1025), ConfigError,
      "inference.max_context_length: 1025 is above the target model's 1024 (max_position_embeddings)"),
     ("digest", lambda p: p.set("models", expected_pair_digest=f"sha256:{'0' * 64}"), ModelError,
      f"models.expected_pair_digest: sha256:{'0' * 64} is expected, the files give sha256:"),
-    ("manifest", lambda p: (write_manifest(p.draft), (p.draft / "new.json").write_text("{}")), ModelError,
+    ("manifest", steps(lambda p: write_manifest(p.draft), lambda p: (p.draft / "new.json").write_text("{}")),
+     ModelError,
      f"{DRAFT_KEY}…/draft/new.json: not listed in {MANIFEST_NAME}"),
 ]
 
@@ -297,7 +308,7 @@ DEVICE_FAULTS: list[Fault] = [
      "device: cuda is asked for, but this installation of torch "),
     ("pool-too-small", lambda p: p.set("inference", kv_cache_memory="16KiB"), ResourceError,
      "inference.kv_cache_memory: the pool of 16.00 KiB is too small for one request of "
-     "inference.max_context_length (512 tokens), which needs 768.00 KiB"),
+     "inference.max_context_length (512 tokens), which needs 384.00 KiB"),
     ("pool-too-large", lambda p: p.set("inference", kv_cache_memory="8GiB"), ResourceError,
      "inference.kv_cache_memory: 8.00 GiB do not fit; "),
 ]
@@ -366,7 +377,9 @@ def test_a_tied_head_and_a_headless_checkpoint_lack_nothing(tmp_path: Path, miss
     """Weights saved from the base model have no prefix; a tied head need not be stored."""
     directory = make_tiny_model(tmp_path / "target", "qwen2")
     path = directory / WEIGHTS
-    tensors = {name.removeprefix(missing): value for name, value in load_file(path).items() if name != missing}
+    tensors = {
+        name.removeprefix(missing): value for name, value in load_file(path).items() if name != missing
+    }
     save_file(tensors, path, metadata={"format": "pt"})
     document = {"device": "cpu", "models": {"target_model": {"path": str(directory)}}}
     models = inspect_models(parse_config(document))

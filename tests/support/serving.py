@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from draftline.v1 import inference_pb2 as pb
 from draftline.v1 import inference_pb2_grpc
 from draftline_server.app import Server
 from draftline_server.config import Config, parse_config
 from draftline_server.core.served_pair import ServedPair
 from draftline_server.testing import ByteTokenizer, ScriptedEngine, build_scripted_pair
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 BuildPair = Callable[[Config], ServedPair]
 
@@ -57,9 +58,12 @@ class RunningServer:
         return inference_pb2_grpc.InferenceStub(self.channel)
 
     async def health(self, service: str = "") -> int:
-        stub = health_pb2_grpc.HealthStub(self.channel)
-        response = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+        response = await self.health_stub.Check(health_pb2.HealthCheckRequest(service=service))
         return int(response.status)
+
+    @property
+    def health_stub(self) -> Any:  # its published stubs have no methods
+        return health_pb2_grpc.HealthStub(self.channel)
 
     async def get(self, path: str, *, method: str = "GET") -> tuple[int, dict[str, str], str]:
         """Status, headers and body of a request to the admin port."""
@@ -77,19 +81,16 @@ class RunningServer:
         await writer.wait_closed()
         return answer
 
-    async def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Returns when the condition holds; the test's own time limit ends what never does."""
-        while not condition():
-            await asyncio.sleep(0.005)
-
     async def wait_until_idle(self) -> None:
         """Returns when nothing runs, waits or holds cache."""
 
         def is_idle() -> bool:
             now = self.server.engine_thread.statistics
-            return not (now.num_running or now.num_waiting or now.kv_blocks_used or self.server.calls.num_open)
+            return not (
+                now.num_running or now.num_waiting or now.kv_blocks_used or self.server.calls.num_open
+            )
 
-        await self.wait_for(is_idle)
+        await wait_for(is_idle)
 
 
 @asynccontextmanager
@@ -118,6 +119,12 @@ async def running_server(
             await asyncio.wait({task})
 
 
+async def wait_for(condition: Callable[[], bool]) -> None:
+    """Returns when the condition holds; the test's own time limit ends what never does."""
+    while not condition():  # noqa: ASYNC110 - the state is another thread's, which has no event for it
+        await asyncio.sleep(0.002)
+
+
 async def first_of(task: asyncio.Task[int], event: asyncio.Event) -> None:
     """Returns when the event is set; raises what the task raised if it ended before."""
     waiting = asyncio.create_task(event.wait())
@@ -129,6 +136,20 @@ async def first_of(task: asyncio.Task[int], event: asyncio.Event) -> None:
 
 def text_request(text: str, **sampling: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(text=text, sampling=pb.SamplingParams(**sampling))
+
+
+async def read_to_end(stream: Any) -> tuple[str, pb.Summary]:
+    """What is left of a stream, by the reader API: the joined text and the summary."""
+    text, message = "", await stream.read()
+    while message.WhichOneof("message") == "chunk":
+        text, message = text + message.chunk.text, await stream.read()
+    return text, message.summary
+
+
+def details_of(error: grpc.aio.AioRpcError) -> str:
+    details = error.details()
+    assert details is not None
+    return details
 
 
 async def failure_of(call: Any) -> grpc.aio.AioRpcError:

@@ -204,7 +204,7 @@ def paged_attention(
     """
     layer = module.layer_idx
     assert isinstance(layer, int)
-    paged.cache.write(layer, paged.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    _write(paged, layer, key[0], value[0])
     packed = query[0].transpose(0, 1)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     batch = paged.kernel_batch
@@ -235,6 +235,16 @@ def paged_attention(
         else:
             output[group.rows.flatten()] = attended
     return output.unsqueeze(0), None
+
+
+def _write(paged: PagedContext, layer: int, keys: Tensor, values: Tensor) -> None:
+    """Stores ``[Hkv, T, D]``."""
+    if paged.kernel_batch is None or keys.stride(2) != 1 or values.stride(2) != 1:
+        paged.cache.write(layer, paged.slots, keys.transpose(0, 1), values.transpose(0, 1))
+    else:
+        kernels = paged.kernel_batch.kernels
+        kernels.write(paged.cache.keys[layer], paged.slots, keys)
+        kernels.write(paged.cache.values[layer], paged.slots, values)
 
 
 def _attend(

@@ -111,7 +111,7 @@ def _read_shards(
     index = directory / INDEX_NAME
     missing = [name for name in shards if not (directory / name).is_file()]
     if missing:
-        raise ModelError(f"{index}: names {_count(missing, 'file')} that is not there: {_join(missing)}")
+        raise ModelError(f"{index}: names {_count(missing, 'missing file')}: {_join(missing)}")
     tensors: dict[str, TensorEntry] = {}
     for shard in shards:
         entries = read_header(directory / shard)

@@ -1,6 +1,6 @@
-/* The two loops in which a CPU spends a decode step: linear layers and attention over the paged cache.
+/* The loops in which a CPU spends a decode step: linear layers, norms, attention over the paged cache.
  *
- * Both give each row the same operations in the same order whatever other rows there are, so a token's
+ * All give each row the same operations in the same order whatever other rows there are, so a token's
  * result does not depend on the batch it was computed in ("batch invariance").
  *
  * Compiled by cpu_kernels.py with -mavx2 -mfma; OpenMP calls go to the runtime that torch has loaded.
@@ -98,14 +98,6 @@ DEFINE_BLOCK(block_f32, float, load_f32)
 DEFINE_LINEAR(linear_bf16, uint16_t, block_bf16)
 DEFINE_LINEAR(linear_f32, float, block_f32)
 
-/* ---- Attention -----------------------------------------------------------------------------------------
- *
- * q, out: [tokens, heads, dim]; keys, values: one layer's pool [blocks, block_size, kv_heads, dim].
- * Sequence s feeds tokens [starts[s], starts[s] + query_lens[s]), its newest; it has kv_lens[s] keys.
- * A query sees keys up to its own position, and only the last `window` of them where window > 0.
- * softcap > 0 squashes scores to softcap * tanh(score / softcap).
- */
-
 static inline float dot(const float *a, const float *b, int64_t dim) {
     __m256 sum = _mm256_setzero_ps();
     int64_t i = 0;
@@ -117,6 +109,36 @@ static inline float dot(const float *a, const float *b, int64_t dim) {
     for (; i < dim; i++) total += a[i] * b[i];
     return total;
 }
+
+/* ---- RMS norm ------------------------------------------------------------------------------------------
+ *
+ * y = x / sqrt(mean(x^2) + epsilon) * weight, row by row. Too short for threads.
+ */
+void rms_norm_f32(const float *x, const float *weight, float *y, int64_t rows, int64_t dim, float epsilon) {
+    for (int64_t r = 0; r < rows; r++, x += dim, y += dim) {
+        const float scale = 1.0f / sqrtf(dot(x, x, dim) / (float)dim + epsilon);
+        for (int64_t i = 0; i < dim; i++) y[i] = x[i] * scale * weight[i];
+    }
+}
+
+/* ---- Attention -----------------------------------------------------------------------------------------
+ *
+ * new_keys, new_values: [kv_heads, tokens, dim] rows of the tokens fed now, written to pool slot slots[token].
+ */
+void write_kv_f32(const float *new_rows, float *pool, const int64_t *slots, int64_t tokens, int64_t kv_heads,
+                  int64_t dim, int64_t head_stride, int64_t token_stride) {
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t h = 0; h < kv_heads; h++)
+            memcpy(pool + (slots[t] * kv_heads + h) * dim, new_rows + h * head_stride + t * token_stride,
+                   (size_t)dim * sizeof(float));
+}
+
+/*
+ * q, out: [tokens, heads, dim]; keys, values: one layer's pool [blocks, block_size, kv_heads, dim].
+ * Sequence s feeds tokens [starts[s], starts[s] + query_lens[s]), its newest; it has kv_lens[s] keys.
+ * A query sees keys up to its own position, and only the last `window` of them where window > 0.
+ * softcap > 0 squashes scores to softcap * tanh(score / softcap).
+ */
 
 /* acc = acc * scale + weight * v */
 static inline void accumulate(float *acc, float scale, float weight, const float *v, int64_t dim) {

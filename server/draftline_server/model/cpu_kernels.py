@@ -37,6 +37,12 @@ class CpuKernels:
         for function in self._linears.values():
             function.argtypes = [pointer, size, size, pointer, pointer, pointer, size]
             function.restype = None
+        self._rms_norm = library.rms_norm_f32
+        self._rms_norm.argtypes = [pointer] * 3 + [size] * 2 + [real]
+        self._rms_norm.restype = None
+        self._write = library.write_kv_f32
+        self._write.argtypes = [pointer] * 3 + [size] * 5
+        self._write.restype = None
         self._attention = library.paged_attention_f32
         self._attention.argtypes = [pointer] * 4 + [size] + [pointer] * 4 + [size] * 6 + [real] * 2
         self._attention.restype = None
@@ -56,6 +62,29 @@ class CpuKernels:
             out_features,
         )
         return y
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Normalises the last dimension of float32 `x` and scales it by `weight`."""
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        dim = weight.shape[0]
+        self._rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // dim, dim, epsilon)
+        return y
+
+    def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
+        """Stores ``rows [kv_heads, tokens, dim]`` at ``slots [tokens]`` of one layer's pool of keys or values."""
+        num_heads, num_tokens, dim = rows.shape
+        assert rows.stride(2) == 1, "a row must be contiguous"
+        self._write(
+            rows.data_ptr(),
+            pool.data_ptr(),
+            slots.data_ptr(),
+            num_tokens,
+            num_heads,
+            dim,
+            rows.stride(0),
+            rows.stride(1),
+        )
 
     def attention(
         self,

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftline_server.model import attention
-from draftline_server.model.linear import compute_dtype, pack_linears
+from draftline_server.model.cpu_layers import compute_dtype, replace_layers
 
 
 def load_model(
@@ -22,5 +22,5 @@ def load_model(
     )
     model = model.to(device).eval().requires_grad_(False)
     if device.type == "cpu" and pack:
-        pack_linears(model)  # before the dtype changes: packed weights keep theirs
+        replace_layers(model)  # before the dtype changes: packed weights keep theirs
     return cast(PreTrainedModel, model.to(compute_dtype(dtype, device)))

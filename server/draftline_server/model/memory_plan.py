@@ -29,6 +29,16 @@ _LOGITS_COPIES = 3
 """Logits, filtered logits and probabilities of a row are alive at once, in float32."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model and the sizes of its numbers in memory, which a CPU may keep in other dtypes than configured."""
+
+    facts: ModelFacts
+    weight_dtype_bytes: int
+    compute_dtype_bytes: int
+    """Of activations and cache."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMemory:
     """One model's share."""
@@ -114,17 +124,15 @@ def compute_memory_plan(
     *,
     budget: MemoryBudget,
     max_context_length: int,
-    target: ModelFacts,
-    target_dtype_bytes: int,
-    draft: ModelFacts | None = None,
-    draft_dtype_bytes: int = 0,
+    target: PlannedModel,
+    draft: PlannedModel | None = None,
     extra_weight_bytes: int = 0,
 ) -> MemoryPlan:
     """Raises `ResourceError` where the models do not fit or the pool cannot hold one request.
 
-    `draft` is None where none is run. The dtypes are those that weights and cache have in memory.
+    `draft` is None where none is run.
     """
-    facts = [target] if draft is None else [target, draft]
+    models = [target] if draft is None else [target, draft]
     limit_bytes = budget.available_bytes
     if not budget.is_cpu:
         share = int(config.inference.memory_fraction * budget.total_bytes)
@@ -132,14 +140,11 @@ def compute_memory_plan(
     empty = MemoryPlan(
         budget=budget,
         limit_bytes=limit_bytes,
-        target=_model_memory(target, target_dtype_bytes),
-        draft=_model_memory(draft, draft_dtype_bytes) if draft else None,
+        target=_model_memory(target),
+        draft=_model_memory(draft) if draft else None,
         extra_weight_bytes=extra_weight_bytes,
-        logits_bytes=_logits_bytes(config, vocab_size=max(fact.vocab_size for fact in facts)),
-        activation_bytes=max(
-            _activation_bytes(config, fact, dtype_bytes)
-            for fact, dtype_bytes in zip(facts, (target_dtype_bytes, draft_dtype_bytes), strict=False)
-        ),
+        logits_bytes=_logits_bytes(config, vocab_size=max(model.facts.vocab_size for model in models)),
+        activation_bytes=max(_activation_bytes(config, model.facts) for model in models),
         process_bytes=_CPU_PROCESS_BYTES if budget.is_cpu else 0,
         block_size=config.inference.block_size,
         num_blocks=0,
@@ -156,10 +161,10 @@ def format_bytes(size: int) -> str:
     return f"{size} B"
 
 
-def _model_memory(facts: ModelFacts, dtype_bytes: int) -> ModelMemory:
+def _model_memory(model: PlannedModel) -> ModelMemory:
     return ModelMemory(
-        weight_bytes=facts.num_parameters * dtype_bytes,
-        kv_bytes_per_token=facts.kv_bytes_per_token(dtype_bytes),
+        weight_bytes=model.facts.num_parameters * model.weight_dtype_bytes,
+        kv_bytes_per_token=model.facts.kv_bytes_per_token(model.compute_dtype_bytes),
     )
 
 
@@ -172,11 +177,14 @@ def _logits_bytes(config: Config, *, vocab_size: int) -> int:
     return rows * vocab_size * 4 * _LOGITS_COPIES
 
 
-def _activation_bytes(config: Config, facts: ModelFacts, dtype_bytes: int) -> int:
-    """The peak inside one layer at a full token budget: residual, attention and MLP, each with copies."""
+def _activation_bytes(config: Config, facts: ModelFacts) -> int:
+    """The peak inside one layer at a full token budget: residual, attention and MLP, each with copies.
+
+    Counted in float32, which norms and softmax compute in whatever the dtype.
+    """
     attention_width = (2 * facts.num_attention_heads + 2 * facts.num_kv_heads) * facts.head_dim
     width = 6 * facts.hidden_size + 2 * attention_width + 3 * facts.intermediate_size
-    return config.inference.max_batched_tokens * width * max(dtype_bytes, 4)
+    return config.inference.max_batched_tokens * width * 4
 
 
 def _fixed_bytes(plan: MemoryPlan) -> int:

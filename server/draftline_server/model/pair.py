@@ -34,8 +34,8 @@ def check_vocabulary(tokenizer: Tokenizer, facts: ModelFacts) -> None:
     """Raises `ModelError` where the tokenizer has ids that the model has no row for."""
     if tokenizer.vocab_size > facts.vocab_size:
         raise ModelError(
-            f"its tokenizer has ids up to {tokenizer.vocab_size - 1}, but the model only {facts.vocab_size} rows "
-            "(vocab_size in config.json)"
+            f"its tokenizer has ids up to {tokenizer.vocab_size - 1}, but the model only {facts.vocab_size} "
+            "rows (vocab_size in config.json)"
         )
 
 
@@ -47,7 +47,8 @@ def check_tokenizers(target: Tokenizer, draft: Tokenizer) -> None:
     for probe in _PROBES:
         if target.encode_plain(probe) != draft.encode_plain(probe):
             raise ModelError(
-                f"its tokenizer has the target's {len(target_map)} tokens, but cuts {_quote(probe)} in another way"
+                f"its tokenizer has the target's {len(target_map)} tokens, but cuts {_quote(probe)} "
+                "in another way"
             )
 
 

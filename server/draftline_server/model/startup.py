@@ -18,9 +18,9 @@ from transformers import PreTrainedConfig
 from draftline_server.config import Config, Method, ModelConfig
 from draftline_server.core.digest import ModelDigest, compute_model_digest, compute_pair_digest
 from draftline_server.errors import ModelError
-from draftline_server.model import architecture, checkpoint, device, memory_plan, pair
+from draftline_server.model import architecture, checkpoint, cpu_kernels, device, memory_plan, pair
 from draftline_server.model.architecture import ModelFacts
-from draftline_server.model.linear import compute_dtype
+from draftline_server.model.cpu_layers import compute_dtype
 from draftline_server.model.memory_plan import MemoryBudget, MemoryPlan
 from draftline_server.model.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ class InspectedModel:
     dtype: torch.dtype
     """Of the weights, as configured; the device may compute in a wider one."""
     compute_dtype: torch.dtype
-    """Of weights in memory, activations and cache."""
+    """Of activations and cache."""
     ignored_files: tuple[Path, ...]
     """Safetensors files that are no part of the checkpoint."""
 
@@ -162,18 +162,32 @@ def plan_memory(
         config,
         budget=budget,
         max_context_length=max_context_length,
-        target=target.facts,
-        target_dtype_bytes=target.compute_dtype.itemsize,
-        draft=run_draft.facts if run_draft else None,
-        draft_dtype_bytes=run_draft.compute_dtype.itemsize if run_draft else 0,
-        extra_weight_bytes=sum(map(_repacked_bytes, models)) if budget.is_cpu else 0,
+        target=_planned(target),
+        draft=_planned(run_draft) if run_draft else None,
+        extra_weight_bytes=sum(map(_embedding_copy_bytes, models)) if budget.is_cpu else 0,
     )
 
 
-def _repacked_bytes(model: InspectedModel) -> int:
-    """A CPU repacks linear weights; the head's stays twice where it is the embedding's, too."""
+def _planned(model: InspectedModel) -> PlannedModel:
+    return PlannedModel(
+        model.facts,
+        weight_dtype_bytes=_weight_dtype(model).itemsize,
+        compute_dtype_bytes=model.compute_dtype.itemsize,
+    )
+
+
+def _weight_dtype(model: InspectedModel) -> torch.dtype:
+    """Of linear layers in memory: a CPU without our kernels widens weights to what it computes in."""
+    if model.compute_dtype != model.dtype and cpu_kernels.load() is None:
+        return model.compute_dtype
+    return model.dtype
+
+
+def _embedding_copy_bytes(model: InspectedModel) -> int:
+    """What a CPU's repacking adds: the embedding stays beside a packed head, and is as wide as activations."""
     facts = model.facts
-    return facts.has_tied_head * facts.vocab_size * facts.hidden_size * model.compute_dtype.itemsize
+    counted_bytes = 0 if facts.has_tied_head else _weight_dtype(model).itemsize
+    return facts.vocab_size * facts.hidden_size * (model.compute_dtype.itemsize - counted_bytes)
 
 
 def _check_pair_digest(config: Config, target: InspectedModel, draft: InspectedModel | None) -> str:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from draftline_server.config import ServerConfig
-from draftline_server.errors import ResourceError
 from draftline_server.log import log_event
+from draftline_server.rpc.ports import listen
 
 _MAX_HEAD_BYTES = 8192
 _MAX_CONNECTIONS = 64
@@ -48,12 +48,7 @@ class AdminServer:
 
     def bind(self, config: ServerConfig) -> int:
         """Takes the port and returns it; raises `ResourceError` naming the key."""
-        host = config.host.strip("[]")
-        try:
-            self._socket = _listen(host, config.admin_port)
-        except OSError as error:
-            address = f"{config.host}:{config.admin_port}"
-            raise ResourceError(f"server.admin_port: cannot listen on {address}: {error.strerror}") from error
+        self._socket = listen(config.host, config.admin_port, key="server.admin_port")
         port: int = self._socket.getsockname()[1]
         return port
 
@@ -105,14 +100,6 @@ class AdminServer:
         except Exception as error:
             log_event(_logger, logging.ERROR, "admin request failed", target=target, exc_info=error)
             return Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error\n")
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket; the IPv6 wildcard listens for IPv4 as well, as gRPC's does."""
-    if host == "::" and not socket.has_dualstack_ipv6():
-        host = "0.0.0.0"
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
 
 
 def _encode(response: Response, *, with_body: bool = True) -> bytes:

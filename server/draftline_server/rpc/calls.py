@@ -24,6 +24,9 @@ from draftline_server.rpc.status import as_request_error, status_of
 
 _SHORT_DIGEST = len("sha256:") + 12
 
+# A client gives up at its own deadline, which is a moment before the server's idea of it.
+_DEADLINE_TOLERANCE_SECONDS = 0.05
+
 _logger = logging.getLogger(__name__)
 
 
@@ -134,4 +137,4 @@ class Calls:
 def _is_past_deadline(context: Context) -> bool:
     # None without a deadline, whatever the stubs say.
     remaining: float | None = context.time_remaining()
-    return remaining is not None and remaining <= 0
+    return remaining is not None and remaining <= _DEADLINE_TOLERANCE_SECONDS

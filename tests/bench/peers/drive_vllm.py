@@ -21,7 +21,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def start(model: str, *, max_streams: int, num_speculative_tokens: int) -> Peer:
+def start(model: str, *, dtype: str, max_streams: int, num_speculative_tokens: int) -> Peer:
     import vllm
 
     speculation = (
@@ -36,9 +36,10 @@ def start(model: str, *, max_streams: int, num_speculative_tokens: int) -> Peer:
     )
     llm = vllm.LLM(
         model=model,
-        dtype="bfloat16",
+        dtype=dtype,
         max_model_len=2048,
         max_num_seqs=max_streams,
+        max_num_batched_tokens=2048,
         enable_prefix_caching=False,
         disable_log_stats=True,
         speculative_config=speculation,
@@ -51,18 +52,20 @@ def start(model: str, *, max_streams: int, num_speculative_tokens: int) -> Peer:
         return [list(result.outputs[0].token_ids) for result in results]
 
     kind = f", n-gram {num_speculative_tokens}" if num_speculative_tokens else ""
-    return Peer(f"vLLM {vllm.__version__} CPU build, bfloat16{kind}", generate)
+    return Peer(f"vLLM {vllm.__version__} CPU build, {dtype}{kind}", generate)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--max-streams", type=int, default=32)
     parser.add_argument("--num-speculative-tokens", type=int, default=0)
     arguments = parser.parse_args()
     answers = claim_stdout()
     peer = start(
         arguments.model,
+        dtype=arguments.dtype,
         max_streams=arguments.max_streams,
         num_speculative_tokens=arguments.num_speculative_tokens,
     )

@@ -135,8 +135,7 @@ FAULTS = [
     (
         "bytes-unit",
         f"{MINIMAL}inference: {{kv_cache_memory: 4 gigs}}\n",
-        "inference.kv_cache_memory: must be a number of bytes, or text such as 512MiB or 4GiB, "
-        'not "4 gigs"',
+        'inference.kv_cache_memory: must be a number of bytes, or text such as 512MiB or 4GiB, not "4 gigs"',
     ),
     (
         "bytes-true",
@@ -158,12 +157,12 @@ FAULTS = [
     (
         "header-name",
         f"{MINIMAL}server: {{request_id_header: X Y}}\n",
-        "server.request_id_header: must be text that matches ^[a-z0-9_.-]{1,64}$, not \"X Y\"",
+        'server.request_id_header: must be text that matches ^[a-z0-9_.-]{1,64}$, not "X Y"',
     ),
     (
         "digest",
         "models: {target_model: {path: /m}, expected_pair_digest: abc}\n",
-        "models.expected_pair_digest: must be text that matches ^sha256:[0-9a-f]{64}$, not \"abc\"",
+        'models.expected_pair_digest: must be text that matches ^sha256:[0-9a-f]{64}$, not "abc"',
     ),
     *(
         (
@@ -210,8 +209,7 @@ FAULTS = [
     (
         "method-is-no-list",
         f"{MINIMAL}speculative_decoding: {{methods: ngram}}\n",
-        "speculative_decoding.methods: must be a list; each item one of ngram, draft_model, "
-        'not "ngram"',
+        'speculative_decoding.methods: must be a list; each item one of ngram, draft_model, not "ngram"',
     ),
     (
         "method-twice",
@@ -231,9 +229,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("document", "message"), [pytest.param(*case, id=name) for name, *case in FAULTS]
-)
+@pytest.mark.parametrize(("document", "message"), [pytest.param(*case, id=name) for name, *case in FAULTS])
 def test_a_fault_is_one_line_that_names_the_key(tmp_path: Path, document: str, message: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(document)

@@ -26,7 +26,7 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[TokenizerKind, "_Tokens"]:
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[TokenizerKind, _Tokens]:
     root = tmp_path_factory.mktemp("tokenizers")
     return {kind: _Tokens(root / kind, kind) for kind in ("bytes", "byte_fallback")}
 

@@ -26,9 +26,7 @@ MIB = 2**20
             32 * MIB,
             id="v2-limit-of-the-pod",
         ),
-        pytest.param(
-            "0::/kubepods/c1\n", {"memory.max": f"{16 * MIB}"}, 16 * MIB, id="v2-path-of-the-host"
-        ),
+        pytest.param("0::/kubepods/c1\n", {"memory.max": f"{16 * MIB}"}, 16 * MIB, id="v2-path-of-the-host"),
         pytest.param(
             "5:cpu:/x\n4:memory:/docker/c1\n0::/\n",
             {"memory/docker/c1/memory.limit_in_bytes": f"{48 * MIB}"},
@@ -94,15 +92,13 @@ def test_bfloat16_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Old GPU")
     with pytest.raises(ResourceError, match="bfloat16 cannot be used: Old GPU lacks it; set float16"):
-        device.resolve_dtype(
-            "bfloat16", checkpoint_dtype="float32", device=torch.device("cuda", 0), key="k"
-        )
+        device.resolve_dtype("bfloat16", checkpoint_dtype="float32", device=torch.device("cuda", 0), key="k")
 
 
 def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device.resolve_device("auto") == device.resolve_device("cpu") == CPU
-    with pytest.raises(ResourceError, match="^device: cuda is asked for, but"):
+    with pytest.raises(ResourceError, match=r"^device: cuda is asked for, but"):
         device.resolve_device("cuda")
 
 

@@ -80,7 +80,11 @@ def test_a_manifest_saves_the_hashing(directory: Path) -> None:
 
 
 MANIFEST_FAULTS = [
-    ("missing-file", lambda d: (d / "config.json").unlink(), f"config.json: missing; {MANIFEST_NAME} lists it"),
+    (
+        "missing-file",
+        lambda d: (d / "config.json").unlink(),
+        f"config.json: missing; {MANIFEST_NAME} lists it",
+    ),
     (
         "truncated-file",
         lambda d: (d / "config.json").write_text("{"),

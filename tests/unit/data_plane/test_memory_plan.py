@@ -10,7 +10,7 @@ import pytest
 from draftline_server.config import Config, parse_config
 from draftline_server.errors import ResourceError
 from draftline_server.model.architecture import ModelFacts
-from draftline_server.model.memory_plan import MemoryBudget, MemoryPlan, compute_memory_plan
+from draftline_server.model.memory_plan import MemoryBudget, MemoryPlan, PlannedModel, compute_memory_plan
 
 GIB = 2**30
 CONTEXT = 4096
@@ -45,17 +45,18 @@ def make_config(**sections: dict[str, Any]) -> Config:
 
 def make_budget(total: int, *, is_cpu: bool = False, available: int | None = None) -> MemoryBudget:
     return MemoryBudget(
-        is_cpu=is_cpu, total_bytes=total, available_bytes=total if available is None else available, source="test"
+        is_cpu=is_cpu,
+        total_bytes=total,
+        available_bytes=total if available is None else available,
+        source="test",
     )
 
 
 def make_plan(config: Config, budget: MemoryBudget, **overrides: Any) -> MemoryPlan:
-    arguments = {
+    arguments: dict[str, Any] = {
         "max_context_length": CONTEXT,
-        "target": TARGET,
-        "target_dtype_bytes": 2,
-        "draft": DRAFT,
-        "draft_dtype_bytes": 2,
+        "target": PlannedModel(TARGET, weight_dtype_bytes=2, compute_dtype_bytes=2),
+        "draft": PlannedModel(DRAFT, weight_dtype_bytes=2, compute_dtype_bytes=2),
     }
     return compute_memory_plan(config, budget=budget, **(arguments | overrides))
 
@@ -82,6 +83,13 @@ def test_without_a_draft_model_all_of_the_pool_is_the_targets() -> None:
 def test_memory_that_others_hold_is_not_planned_with() -> None:
     plan = make_plan(make_config(), make_budget(80 * GIB, available=40 * GIB))
     assert plan.limit_bytes == 40 * GIB
+
+
+def test_a_cpu_may_compute_in_a_wider_dtype_than_its_weights_have() -> None:
+    wide = PlannedModel(TARGET, weight_dtype_bytes=2, compute_dtype_bytes=4)
+    plan = make_plan(make_config(), make_budget(80 * GIB, is_cpu=True), target=wide, draft=None)
+    assert plan.target.weight_bytes == 2 * TARGET.num_parameters
+    assert plan.kv_bytes_per_token == 2 * TARGET_KV
 
 
 def test_repacked_weights_come_off_the_pool() -> None:
@@ -111,8 +119,11 @@ def test_a_cpu_gives_the_pool_a_modest_share(total: int, expected: int) -> None:
 
 def test_a_small_model_on_a_cpu_gets_no_more_than_its_requests_can_fill_twice() -> None:
     tiny = dataclasses.replace(TARGET, num_layers=1, num_kv_heads=1, head_dim=8, num_parameters=1000)
+    planned = PlannedModel(tiny, weight_dtype_bytes=4, compute_dtype_bytes=4)
     config = make_config(server={"max_concurrent_requests": 3})
-    plan = make_plan(config, make_budget(500 * GIB, is_cpu=True), target=tiny, draft=None, max_context_length=100)
+    plan = make_plan(
+        config, make_budget(500 * GIB, is_cpu=True), target=planned, draft=None, max_context_length=100
+    )
     assert plan.num_blocks == 2 * 3 * 7
 
 

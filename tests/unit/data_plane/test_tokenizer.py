@@ -1,4 +1,4 @@
-"""Text and chats to token ids: only a template makes control tokens, and ordinary chats lose nothing by it."""
+"""Text and chats to token ids: only a template makes control tokens; ordinary chats lose nothing by it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
-from support.tiny_tokenizers import BOS_ID, IM_END_ID, IM_START_ID, TokenizerKind, make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from draftline_server.errors import InvalidRequestError, ModelError
 from draftline_server.model.tokenizer import Tokenizer
+from support.tiny_tokenizers import BOS_ID, IM_END_ID, IM_START_ID, TokenizerKind, make_tokenizer
 
 Messages = list[tuple[str, str]]
 
@@ -41,8 +42,9 @@ TEMPLATES = {
     ),
     # Content right beside ordinary text that it merges with, as Llama 2 and Mistral have.
     "llama2": (
-        "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'] + ' [/INST]' }}"
-        "{% else %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
+        "{% for m in messages %}{% if m['role'] == 'user' %}"
+        "{{ bos_token + '[INST] ' + m['content'] + ' [/INST]' }}{% else %}"
+        "{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
     ),
     # Nothing at all between the messages.
     "bare": "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ '<|im_start|>' }}",
@@ -70,10 +72,11 @@ HOSTILE: list[Messages] = [
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     kinds: list[TokenizerKind] = ["bytes", "byte_fallback", "letters"]
-    directories = {kind: tmp_path_factory.mktemp(kind) for kind in kinds}
+    made: dict[str, Path] = {}
     for kind in kinds:
-        make_tokenizer(directories[kind], kind=kind)
-    return directories
+        made[kind] = tmp_path_factory.mktemp(kind)
+        make_tokenizer(made[kind], kind=kind)
+    return made
 
 
 def load_with_template(directory: Path, template: str) -> tuple[Tokenizer, PreTrainedTokenizerFast]:
@@ -85,12 +88,8 @@ def load_with_template(directory: Path, template: str) -> tuple[Tokenizer, PreTr
 
 
 def reference_ids(reference: PreTrainedTokenizerFast, messages: Messages) -> list[int]:
-    ids: list[int] = reference.apply_chat_template(
-        [{"role": role, "content": content} for role, content in messages],
-        add_generation_prompt=True,
-        return_dict=False,
-    )
-    return ids
+    chat = [{"role": role, "content": content} for role, content in messages]
+    return cast(list[int], reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
 
 
 def control_ids(ids: list[int]) -> list[int]:
@@ -189,13 +188,13 @@ def test_a_chat_that_cannot_be_rendered_names_the_field(
 def test_a_model_without_a_chat_template_says_so(directories: dict[str, Path]) -> None:
     tokenizer = Tokenizer.load(directories["letters"])
     assert not tokenizer.has_chat_template
-    with pytest.raises(InvalidRequestError, match="^chat: this model has no chat template"):
+    with pytest.raises(InvalidRequestError, match=r"^chat: this model has no chat template"):
         tokenizer.encode_chat([("user", "abc")])
 
 
 def test_an_empty_text_is_fine_only_where_a_token_begins_every_text(directories: dict[str, Path]) -> None:
     assert Tokenizer.load(directories["byte_fallback"]).encode("") == [BOS_ID]
-    with pytest.raises(InvalidRequestError, match="^text: is empty"):
+    with pytest.raises(InvalidRequestError, match=r"^text: is empty"):
         Tokenizer.load(directories["bytes"]).encode("")
     assert Tokenizer.load(directories["bytes"]).encode(" ")
 
@@ -233,7 +232,9 @@ def test_threads_may_share_a_tokenizer(directories: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        pytest.param({}, "no tokenizer: none of tokenizer.json, tokenizer.model, vocab.json is there", id="none"),
+        pytest.param(
+            {}, "no tokenizer: none of tokenizer.json, tokenizer.model, vocab.json is there", id="none"
+        ),
         pytest.param({"tokenizer.json": "{"}, "tokenizer.json: not valid JSON", id="truncated"),
         pytest.param({"tokenizer.json": "{}"}, "its tokenizer cannot be loaded", id="wrong"),
     ],

@@ -1,4 +1,4 @@
-"""Linear layers as a CPU likes them: weights repacked once, at load, instead of in every call.
+"""Layers as a CPU likes them: linear weights repacked once, at load, instead of in every call; norms as one call.
 
 `F.linear` in bfloat16 repacks its weight each time where the CPU has bfloat16 instructions, and falls
 back to a scalar loop where it has none. What replaces it:
@@ -11,6 +11,8 @@ On a GPU nothing is replaced.
 """
 
 from __future__ import annotations
+
+import copy
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +61,41 @@ class OneDnnLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return y
+
+
+class KernelRmsNorm(nn.Module):
+    """``x / rms(x) * weight`` in one call instead of eight."""
+
+    def __init__(self, weight: Tensor, epsilon: float, kernels: CpuKernels) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self._weight = weight
+        self._epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._kernels.rms_norm(x, self._weight, self._epsilon)
+
+
+def pack_norm(norm: nn.Module) -> KernelRmsNorm | None:
+    """Our version of a norm that is an RMS norm; None for anything else.
+
+    Architectures name and write it differently (some scale by 1 + weight), so what counts is that both
+    compute the same.
+    """
+    kernels = cpu_kernels.load()
+    weight = getattr(norm, "weight", None)
+    epsilon = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
+    is_candidate = "RMSNorm" in type(norm).__name__ and isinstance(weight, Tensor) and weight.dim() == 1
+    if kernels is None or not is_candidate or not isinstance(epsilon, float):
+        return None
+    scale = weight.detach().float()
+    probe = torch.linspace(-3.0, 5.0, 2 * scale.shape[0]).view(2, -1)
+    expected = copy.deepcopy(norm).float()(probe)
+    for candidate in (scale.clone(), 1.0 + scale):
+        packed = KernelRmsNorm(candidate, epsilon, kernels)
+        if torch.allclose(packed(probe), expected, rtol=1e-5, atol=1e-6):
+            return packed
+    return None
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -113,8 +150,10 @@ class FusedPart(nn.Module):
 FUSED_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-def pack_linears(model: nn.Module) -> None:
-    """Replaces every linear layer of a CPU model, in place."""
+def replace_layers(model: nn.Module) -> None:
+    """Replaces every linear layer and RMS norm of a CPU model that will compute in float32 or bfloat16."""
+    weight = next(model.parameters())
+    computes_float32 = compute_dtype(weight.dtype, weight.device) == torch.float32
     for module in list(model.modules()):
         for names in FUSED_SIBLINGS:
             _fuse(module, names)
@@ -122,6 +161,8 @@ def pack_linears(model: nn.Module) -> None:
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 setattr(module, name, pack_linear(child.weight, child.bias))
+            elif computes_float32 and (norm := pack_norm(child)) is not None:
+                setattr(module, name, norm)
 
 
 def _fuse(module: nn.Module, names: tuple[str, ...]) -> None:

@@ -1,0 +1,119 @@
+"""The first willing proposer serves a request, and the request's own wishes come before the server's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from draftline_server.core.request import Request
+from draftline_server.core.sampling_params import SpeculationParams
+from draftline_server.speculation.chain import Offer, ProposerChain
+from draftline_server.speculation.proposer import Draft, DraftTask
+from support.requests import make_request
+
+
+class FakeProposer:
+    """Offers up to `longest` tokens to every request but those it was told to leave out."""
+
+    def __init__(self, name: str, *, longest: int = 9, unwilling: Sequence[str] = (), delivers: int = 9) -> None:
+        self.name = name
+        self.asked: list[str] = []
+        self.tasks: list[tuple[str, int]] = []
+        self.followed: list[str] = []
+        self.released: list[str] = []
+        self._longest = longest
+        self._unwilling = unwilling
+        self._delivers = delivers
+
+    def max_length(self, request: Request, limit: int) -> int:
+        self.asked.append(request.request_id)
+        return 0 if request.request_id in self._unwilling else min(limit, self._longest)
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        self.tasks += [(t.request.request_id, t.length) for t in tasks]
+        return [Draft(self.name, tuple(range(min(t.length, self._delivers)))) for t in tasks]
+
+    def follow(self, requests: Sequence[Request]) -> None:
+        self.followed += [r.request_id for r in requests]
+
+    def release(self, request: Request) -> None:
+        self.released.append(request.request_id)
+
+
+def request_with(**speculation: object) -> Request:
+    return make_request("r", speculation=SpeculationParams(**speculation))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "limit", "expected"),
+    [
+        pytest.param({}, 5, ("first", 3), id="the-first-with-what-it-has"),
+        pytest.param({}, 2, ("first", 2), id="at-most-the-limit"),
+        pytest.param({}, 0, None, id="no-room"),
+        pytest.param({}, -1, None, id="less-than-no-room"),
+        pytest.param({"enabled": False}, 5, None, id="switched-off"),
+        pytest.param({"enabled": True}, 5, ("first", 3), id="switched-on"),
+        pytest.param({"max_draft_tokens": 1}, 5, ("first", 1), id="fewer-wanted"),
+        pytest.param({"max_draft_tokens": 0}, 5, None, id="none-wanted"),
+        pytest.param({"max_draft_tokens": 9}, 2, ("first", 2), id="more-wanted-than-there-is-room"),
+        pytest.param({"methods": ("second",)}, 5, ("second", 5), id="another-method"),
+        pytest.param({"methods": ("second", "first")}, 5, ("second", 5), id="in-another-order"),
+    ],
+)
+def test_the_offer_to_a_request(
+    speculation: dict[str, object], limit: int, expected: tuple[str, int] | None
+) -> None:
+    chain = ProposerChain([FakeProposer("first", longest=3), FakeProposer("second")])
+    request = request_with(**speculation)
+    offer = chain.offer(request, limit)
+    assert offer == (None if expected is None else Offer(request, *expected))
+
+
+def test_the_second_is_asked_where_the_first_has_nothing() -> None:
+    first, second = FakeProposer("first", unwilling=["r"]), FakeProposer("second")
+    offer = ProposerChain([first, second]).offer(request_with(), 4)
+    assert offer is not None
+    assert (offer.proposer, offer.max_length) == ("second", 4)
+    assert ProposerChain([first]).offer(request_with(), 4) is None
+
+
+def test_a_server_without_proposers_offers_nothing() -> None:
+    chain = ProposerChain([])
+    assert chain.names == ()
+    assert chain.offer(request_with(), 4) is None
+    assert chain.propose([], {}) == {}
+
+
+def test_each_proposer_gets_its_own_requests_with_the_lengths_chosen() -> None:
+    first, second = FakeProposer("first", unwilling=["b"]), FakeProposer("second")
+    chain = ProposerChain([first, second])
+    requests = [make_request(name) for name in "abcd"]
+    offers = [offer for r in requests if (offer := chain.offer(r, 5)) is not None]
+    drafts = chain.propose(offers, {"a": 2, "b": 3, "c": 0})
+    assert first.tasks == [("a", 2)]
+    assert second.tasks == [("b", 3)]
+    assert {name: (d.proposer, len(d.token_ids)) for name, d in drafts.items()} == {
+        "a": ("first", 2),
+        "b": ("second", 3),
+    }
+
+
+def test_an_empty_draft_is_no_draft() -> None:
+    chain = ProposerChain([FakeProposer("first", delivers=0)])
+    offer = chain.offer(request_with(), 4)
+    assert offer is not None
+    assert chain.propose([offer], {"r": 4}) == {}
+
+
+def test_proposers_follow_only_requests_that_may_use_them_and_all_forget() -> None:
+    first, second = FakeProposer("first"), FakeProposer("second")
+    chain = ProposerChain([first, second])
+    any_method = make_request("any")
+    only_second = make_request("only-second", speculation=SpeculationParams(methods=("second",)))
+    off = make_request("off", speculation=SpeculationParams(enabled=False))
+    chain.follow([any_method, only_second, off])
+    assert first.followed == ["any"]
+    assert second.followed == ["any", "only-second"]
+    chain.release(off)
+    assert (first.released, second.released) == (["off"], ["off"])
