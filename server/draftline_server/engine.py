@@ -26,8 +26,8 @@ from draftline_server.core.detokenizer import Decode
 from draftline_server.core.generation import GenerationDelta, GenerationRequest, TokenLogprobs
 from draftline_server.core.output import RequestOutput, token_logprobs
 from draftline_server.core.request import Request
-from draftline_server.core.scheduler import ScheduledRequest, Scheduler, StepPlan
 from draftline_server.core.sampling_params import SamplingParams
+from draftline_server.core.scheduler import ScheduledRequest, Scheduler, StepPlan
 from draftline_server.core.stats import EngineStatistics
 from draftline_server.core.tally import Tally
 from draftline_server.errors import DeadlineError, RequestError
@@ -182,7 +182,9 @@ class Engine:
             self._commit(task, result, logprobs.get(task.request.request_id), finished)
             for task, result in zip(tasks, verified, strict=True)
         ]
-        self._count_step(plan, drafts, verified, draft_seconds=drafted - started, verify_seconds=finished - drafted)
+        self._count_step(
+            plan, drafts, verified, draft_seconds=drafted - started, verify_seconds=finished - drafted
+        )
         self._after_prefill(plan)
         return deltas
 
@@ -230,7 +232,7 @@ class Engine:
         return output.take_delta(summary)
 
     def _count_draft(self, request: Request, draft: Draft, verified: Verified, num_kept: int) -> None:
-        """Counts one draft. What a stop cut off was neither accepted nor rejected: it counts as not drafted."""
+        """Counts one draft; what a stop cut off was never judged and counts as not drafted."""
         num_accepted_tokens = min(verified.num_accepted_tokens, num_kept)
         was_cut = num_kept < len(verified.token_ids)
         num_draft_tokens = num_accepted_tokens if was_cut else len(draft.token_ids)

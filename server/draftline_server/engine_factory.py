@@ -118,7 +118,9 @@ def _build_proposers(
     proposers: list[Proposer] = []
     for method in speculation.methods:
         if method == "ngram":
-            proposers.append(NgramProposer(min_length=speculation.ngram_min, max_length=speculation.ngram_max))
+            proposers.append(
+                NgramProposer(min_length=speculation.ngram_min, max_length=speculation.ngram_max)
+            )
         elif draft is not None:
             proposers.append(
                 DraftModelProposer(

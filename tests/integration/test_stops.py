@@ -101,7 +101,7 @@ def test_the_end_of_sequence_on_the_last_token_allowed_counts_as_a_stop() -> Non
 @pytest.mark.parametrize("min_tokens", range(9))
 def test_no_end_comes_before_min_tokens_on_any_slot(min_tokens: int) -> None:
     """The token that would end is impossible until then; the next most likely one takes its place."""
-    ends = SCRIPT[:8]
+    ends = SCRIPT[:10]
     engine = scripted_engine(SCRIPT, k=4, eos=ends[:4])
     drafted, _ = complete(engine, min_tokens=min_tokens, stop_token_ids=ends[4:])
     assert len(drafted.token_ids) == min_tokens + 1

@@ -41,6 +41,10 @@ class ModelZoo:
         """A model whose embedding may have more rows than there are tokens."""
         return self._model(f"padded-{vocab_size}-{seed}", "llama", seed=seed, vocab_size=vocab_size)
 
+    def byte_fallback(self) -> Path:
+        """A model whose tokenizer has a token for each byte and puts a BOS before every text."""
+        return self._model("byte-fallback", "llama", tokenizer="byte_fallback")
+
     def letters(self, kind: Literal["target", "near", "far"] = "target") -> Path:
         """One layer over 16 tokens, for statistics: a target and drafts close to and far from it."""
         options: dict[str, Any] = {

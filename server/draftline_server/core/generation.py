@@ -23,7 +23,7 @@ class GenerationRequest:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    speculation: SpeculationParams = SpeculationParams()
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
     priority: int = 0
     arrival_time: float = 0.0
     deadline: float | None = None

@@ -46,9 +46,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        return (
-            self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
-        )
+        return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
     def validate(self, vocab_size: int) -> None:
         """Raises `InvalidRequestError` naming the first field that is out of its bounds."""
@@ -113,7 +111,9 @@ class SpeculationParams:
         for index, method in enumerate(self.methods):
             if method not in available_methods:
                 offered = ", ".join(available_methods) or "none"
-                _refuse(f"speculation.methods[{index}]", f"{method} is not available here (there is: {offered})")
+                _refuse(
+                    f"speculation.methods[{index}]", f"{method} is not available here (there is: {offered})"
+                )
         if len(set(self.methods)) != len(self.methods):
             _refuse("speculation.methods", "names a method twice")
 

@@ -118,9 +118,7 @@ def usable_kernels(cache: KVCache) -> CpuKernels | None:
     return cpu_kernels.load()
 
 
-def _build_kernel_batch(
-    spans: Sequence[SequenceSpan], kernels: CpuKernels, block_size: int
-) -> KernelBatch:
+def _build_kernel_batch(spans: Sequence[SequenceSpan], kernels: CpuKernels, block_size: int) -> KernelBatch:
     num_blocks = [-(-s.kv_length // block_size) for s in spans]
     width = max(num_blocks)
     tables = [
@@ -160,9 +158,7 @@ def _is_uniform(spans: Sequence[SequenceSpan]) -> bool:
     return not lengths or max(lengths) <= MAX_LENGTH_RATIO * min(lengths)
 
 
-def _build_group(
-    spans: Sequence[SequenceSpan], *, block_size: int, device: torch.device
-) -> AttentionGroup:
+def _build_group(spans: Sequence[SequenceSpan], *, block_size: int, device: torch.device) -> AttentionGroup:
     num_queries = max(s.query_length for s in spans)
     num_blocks = max(-(-s.kv_length // block_size) for s in spans)
     rows, positions, block_ids = [], [], []
@@ -224,9 +220,9 @@ def paged_attention(
             softcap=softcap,
         )
     for group in paged.groups:
-        batch, num_queries = group.rows.shape
+        batch_size, num_queries = group.rows.shape
         queries = packed[group.row_slice] if group.row_slice else packed[group.rows.flatten()]
-        queries = queries.view(batch, num_queries, *packed.shape[1:]).transpose(1, 2)
+        queries = queries.view(batch_size, num_queries, *packed.shape[1:]).transpose(1, 2)
         keys, values = paged.cache.gather(layer, group.block_ids)
         attended = _attend(queries, keys, values, group.mask(sliding_window), scaling, softcap)
         attended = attended.transpose(1, 2).reshape(-1, *packed.shape[1:])

@@ -72,7 +72,7 @@ class CpuKernels:
         return y
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
-        """Stores ``rows [kv_heads, tokens, dim]`` at ``slots [tokens]`` of one layer's pool of keys or values."""
+        """Stores ``rows [kv_heads, tokens, dim]`` at ``slots [tokens]`` of one layer's pool."""
         num_heads, num_tokens, dim = rows.shape
         assert rows.stride(2) == 1, "a row must be contiguous"
         self._write(
@@ -137,7 +137,8 @@ def pack_weight(weight: Tensor) -> Tensor:
     tiles = padded.view(-1, _TILE, weight.shape[1]).transpose(1, 2)
     if weight.dtype == torch.bfloat16:
         # Features j and j + 8 side by side: the low and the high half of a 32-bit word.
-        tiles = tiles.unflatten(2, (2, _TILE // 2)).transpose(2, 3).flatten(2)
+        halves = tiles.reshape(*tiles.shape[:2], 2, _TILE // 2)
+        tiles = halves.transpose(2, 3).flatten(2)
     return tiles.contiguous()
 
 
@@ -172,6 +173,9 @@ def _compile(compiler: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         built = Path(directory) / path.name
         subprocess.run(
-            [compiler, *_FLAGS, str(_SOURCE), "-o", str(built), "-lm"], check=True, capture_output=True, timeout=120
+            [compiler, *_FLAGS, str(_SOURCE), "-o", str(built), "-lm"],
+            check=True,
+            capture_output=True,
+            timeout=120,
         )
         built.rename(path)

@@ -1,4 +1,4 @@
-"""Layers as a CPU likes them: linear weights repacked once, at load, instead of in every call; norms as one call.
+"""Layers as a CPU likes them: norms as one call, linear weights repacked once and not in every call.
 
 `F.linear` in bfloat16 repacks its weight each time where the CPU has bfloat16 instructions, and falls
 back to a scalar loop where it has none. What replaces it:
@@ -85,8 +85,9 @@ def pack_norm(norm: nn.Module) -> KernelRmsNorm | None:
     kernels = cpu_kernels.load()
     weight = getattr(norm, "weight", None)
     epsilon = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
-    is_candidate = "RMSNorm" in type(norm).__name__ and isinstance(weight, Tensor) and weight.dim() == 1
-    if kernels is None or not is_candidate or not isinstance(epsilon, float):
+    if kernels is None or "RMSNorm" not in type(norm).__name__:
+        return None
+    if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(epsilon, float):
         return None
     scale = weight.detach().float()
     probe = torch.linspace(-3.0, 5.0, 2 * scale.shape[0]).view(2, -1)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftline_server.model import attention
 from draftline_server.model.cpu_layers import compute_dtype, replace_layers
 
 
-def load_model(
-    path: Path, *, dtype: torch.dtype, device: torch.device, pack: bool = True
-) -> PreTrainedModel:
+def load_model(path: Path, *, dtype: torch.dtype, device: torch.device, pack: bool = True) -> PreTrainedModel:
     """Loads weights of `dtype`; on a CPU their linear layers are repacked, on request not."""
     attention.register()
-    model = AutoModelForCausalLM.from_pretrained(
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, attn_implementation=attention.IMPLEMENTATION, local_files_only=True
     )
-    model = model.to(device).eval().requires_grad_(False)
+    module: nn.Module = model
+    module.to(device).eval().requires_grad_(False)
     if device.type == "cpu" and pack:
         replace_layers(model)  # before the dtype changes: packed weights keep theirs
-    return cast(PreTrainedModel, model.to(compute_dtype(dtype, device)))
+    module.to(compute_dtype(dtype, device))
+    return model

@@ -60,8 +60,8 @@ def process_logits(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
     if len(filtered) == len(rows):
         return _filter(logits, [r.params for r in rows])
     if filtered:
-        index = torch.tensor(filtered, device=logits.device)
-        logits[index] = _filter(logits[index], [rows[i].params for i in filtered])
+        selected = torch.tensor(filtered, device=logits.device)
+        logits[selected] = _filter(logits[selected], [rows[i].params for i in filtered])
     return logits
 
 
@@ -98,7 +98,9 @@ def _filter(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     device = logits.device
     vocab_size = logits.shape[-1]
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    top_k = torch.tensor([min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params], device=device)
+    top_k = torch.tensor(
+        [min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params], device=device
+    )
     top_p = torch.tensor([p.top_p for p in params], device=device).unsqueeze(1)
     min_p = torch.tensor([p.min_p for p in params], device=device).unsqueeze(1)
     rank = torch.arange(vocab_size, device=device).unsqueeze(0)

@@ -31,7 +31,7 @@ _LOGITS_COPIES = 3
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model and the sizes of its numbers in memory, which a CPU may keep in other dtypes than configured."""
+    """A model and the size of its numbers in memory; on a CPU they may be wider than configured."""
 
     facts: ModelFacts
     weight_dtype_bytes: int

@@ -21,7 +21,7 @@ from draftline_server.errors import ModelError
 from draftline_server.model import architecture, checkpoint, cpu_kernels, device, memory_plan, pair
 from draftline_server.model.architecture import ModelFacts
 from draftline_server.model.cpu_layers import compute_dtype
-from draftline_server.model.memory_plan import MemoryBudget, MemoryPlan
+from draftline_server.model.memory_plan import MemoryBudget, MemoryPlan, PlannedModel
 from draftline_server.model.tokenizer import Tokenizer
 
 Role = Literal["target", "draft"]
@@ -184,7 +184,7 @@ def _weight_dtype(model: InspectedModel) -> torch.dtype:
 
 
 def _embedding_copy_bytes(model: InspectedModel) -> int:
-    """What a CPU's repacking adds: the embedding stays beside a packed head, and is as wide as activations."""
+    """What a CPU's repacking adds: an embedding as wide as activations, beside the packed head if tied."""
     facts = model.facts
     counted_bytes = 0 if facts.has_tied_head else _weight_dtype(model).itemsize
     return facts.vocab_size * facts.hidden_size * (model.compute_dtype.itemsize - counted_bytes)

@@ -27,6 +27,10 @@ from draftline_server.runner_thread import RETRY_AFTER_SECONDS, EngineThread
 # For statuses of calls that were ended to reach their clients.
 _FAREWELL_SECONDS = 5.0
 
+# `end` always stops the server again, at once. NOTE: gRPC crashes where the first stop's grace passes while
+# the second is at work, and the first would otherwise wait for health watchers, who never leave.
+_UNTIL_ENDED = 7 * 86_400.0
+
 _logger = logging.getLogger(__name__)
 
 
@@ -62,9 +66,8 @@ class Drain:
         )
         await asyncio.sleep(self._config.lame_duck_seconds)
         self._engine_thread.refuse(_draining)
-        # GOAWAY and a closed port: what comes after goes to another replica, even a retry. It would wait
-        # for health watchers too, so `end` cuts it short.
-        self._stopping = asyncio.create_task(self._server.stop(self._config.drain_timeout_seconds))
+        # GOAWAY and a closed port: what comes after goes to another replica, even a retry.
+        self._stopping = asyncio.create_task(self._server.stop(_UNTIL_ENDED))
         try:
             async with asyncio.timeout(self._config.drain_timeout_seconds):
                 await self._calls.wait_until_idle()

@@ -51,8 +51,9 @@ class ProposerChain:
                 if o.proposer == name and lengths.get(o.request.request_id, 0) > 0
             ]
             if tasks:
-                proposed = proposer.propose(tasks)
-                drafts |= {t.request.request_id: d for t, d in zip(tasks, proposed, strict=True) if d.token_ids}
+                for task, draft in zip(tasks, proposer.propose(tasks), strict=True):
+                    if draft.token_ids:
+                        drafts[task.request.request_id] = draft
         return drafts
 
     def follow(self, requests: Sequence[Request]) -> None:

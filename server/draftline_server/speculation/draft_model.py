@@ -93,6 +93,7 @@ class DraftModelProposer:
         """Logits after the committed tokens and the drafts so far, ``[requests, target vocab]``."""
         inputs: list[SequenceInput] = []
         for request, tokens in zip(requests, drafted, strict=True):
+            fed: Sequence[int]
             if tokens:
                 fed, start = [tokens[-1]], request.num_tokens + len(tokens) - 1
             else:

@@ -49,14 +49,12 @@ class VerifyTask:
         drafted = self.draft_token_ids
         return [row_context(self.request, drafted[:j], self.end_token_ids) for j in range(self.num_rows)]
 
-    def keys(self) -> list[int | None]:
+    def noise_keys(self) -> list[int | None]:
         """The target's noise for each of its rows; None where it is greedy."""
         request = self.request
         if request.spec.sampling.is_greedy:
             return [None] * self.num_rows
-        return [
-            noise_key(request.seed, request.num_tokens + j, Stream.TARGET) for j in range(self.num_rows)
-        ]
+        return [noise_key(request.seed, request.num_tokens + j, Stream.TARGET) for j in range(self.num_rows)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ def row_context(
 def verify(logits: Tensor, tasks: Sequence[VerifyTask]) -> list[Verified]:
     """Verifies all drafts of a step. `logits` ``[sum of num_rows, vocab]`` may be written to."""
     processed = process_logits(logits, [row for task in tasks for row in task.rows()])
-    drawn = sample(processed, [key for task in tasks for key in task.keys()])
+    drawn = sample(processed, [key for task in tasks for key in task.noise_keys()])
     results: list[Verified] = []
     start = 0
     for task in tasks:
@@ -127,7 +125,9 @@ def _verify_by_rejection(
         position = request.num_tokens + j
         if uniform_noise(noise_key(request.seed, position, Stream.ACCEPT)) * q[j] < p[j]:
             continue
-        recovered = _recover(target_probs[j], draft_probs[j], noise_key(request.seed, position, Stream.TARGET))
+        recovered = _recover(
+            target_probs[j], draft_probs[j], noise_key(request.seed, position, Stream.TARGET)
+        )
         return Verified((*drafted[:j], recovered))
     return Verified((*drafted, drawn[-1]))
 
