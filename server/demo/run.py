@@ -238,7 +238,7 @@ def run(*, once: bool) -> None:
             server.wait()
     finally:
         exit_code = server.stop()
-        print(f"\nserver drained and ended with exit code {exit_code}", flush=True)
+        print(f"\nthe server ended with exit code {exit_code}", flush=True)
     if exit_code != 0:
         raise DemoError(f"expected exit code 0; see {log}")
 
