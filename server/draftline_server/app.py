@@ -34,7 +34,7 @@ from draftline_server.rpc.drain import Drain
 from draftline_server.rpc.health import ServingHealth
 from draftline_server.rpc.server import bind, build_server
 from draftline_server.rpc.servicer import SERVICE_NAME, InferenceServicer
-from draftline_server.runner_thread import EngineThread
+from draftline_server.runner_thread import EngineHealth, EngineThread
 
 EXIT_DRAINED = 0
 EXIT_ENGINE_FAILED = 1
@@ -193,7 +193,9 @@ class Server:
         self.engine_thread.refuse(lambda: UnavailableError("the server has stopped"))
         await self._grpc_server.stop(None)
         self.frontend.close()
-        await self.engine_thread.stop(_STOP_TIMEOUT_SECONDS)
+        # A load or a hung step cannot be interrupted, so it is not waited for.
+        can_stop = self.engine_thread.health not in (EngineHealth.LOADING, EngineHealth.HUNG)
+        await self.engine_thread.stop(_STOP_TIMEOUT_SECONDS if can_stop else 0.0)
         await self.admin.stop()
 
     def _build_grpc_server(self) -> grpc.aio.Server:

@@ -111,7 +111,9 @@ class ServerConfig(_Section):
     drain_timeout_seconds: Seconds = 150.0
     """After SIGTERM and the lame duck, the time that accepted requests get to finish."""
     lame_duck_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
-    """After SIGTERM, the time in which new calls are still taken while health says NOT_SERVING."""
+    """After SIGTERM, the time in which new calls are still taken while health says NOT_SERVING.
+
+    While calls still come it goes on until every connection has ended by its age; 0 ends it at once."""
     max_connection_age_seconds: Seconds = 30.0
     """Connections are ended gracefully at this age, so that clients find new replicas."""
     engine_hang_seconds: Seconds = 60.0

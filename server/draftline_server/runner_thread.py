@@ -185,6 +185,8 @@ class EngineThread:
         # Set by `start`.
         self._loop: asyncio.AbstractEventLoop
         self._loaded: asyncio.Future[ServedPair]
+        self.num_submitted = 0
+        """Requests handed to the engine so far."""
         self.failure = asyncio.Event()
         """Set once the engine has failed for good."""
 
@@ -266,6 +268,7 @@ class EngineThread:
             self._streams[key] = stream
             self._inbox.append(replace(request, request_id=key))
             self._notify()
+        self.num_submitted += 1
         place.release()
         return stream
 

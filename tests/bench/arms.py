@@ -29,6 +29,18 @@ class Run:
         return self.num_tokens / self.seconds
 
 
+@dataclass(frozen=True)
+class Dtype:
+    """What an arm other than ours computes in."""
+
+    name: str
+    is_native: bool = True
+    """Else libraries emulate it, for batches slower by an order of magnitude: only one stream is run."""
+
+    def limit_streams(self, max_streams: int) -> int:
+        return max_streams if self.is_native else 1
+
+
 class Arm(Protocol):
     """One way to decode."""
 

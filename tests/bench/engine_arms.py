@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from arms import Run
-from draftline_server.config import InferenceConfig, SpeculativeDecodingConfig
+from draftline_server.config import InferenceConfig, Method, SpeculativeDecodingConfig
 from draftline_server.core.admission import admit
 from draftline_server.core.detokenizer import Decode
 from draftline_server.core.generation import GenerationSummary
@@ -57,7 +57,7 @@ def load_pair(pair: Pair, *, dtype: torch.dtype, device: str = "cpu") -> LoadedP
 
 def make_engine(
     pair: LoadedPair,
-    methods: tuple[str, ...],
+    methods: tuple[Method, ...],
     *,
     adaptive: bool = False,
     num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS,
@@ -65,7 +65,7 @@ def make_engine(
     verify: Verify = verify,
 ) -> Engine:
     """Nothing is switched off by batch size, and no prompt's cache outlives its run."""
-    return assemble_engine(
+    engine = assemble_engine(
         EngineInputs(
             target=pair.target,
             draft=pair.draft if "draft_model" in methods else None,
@@ -87,6 +87,8 @@ def make_engine(
             verify=verify,
         )
     )
+    engine.warm_up()
+    return engine
 
 
 class EngineArm:
@@ -140,7 +142,7 @@ class EngineArm:
         del self._engine
 
 
-SPECULATIONS: dict[str, tuple[str, ...]] = {
+SPECULATIONS: dict[str, tuple[Method, ...]] = {
     "off": (),
     "n-gram": ("ngram",),
     "draft model": ("draft_model",),

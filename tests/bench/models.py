@@ -87,7 +87,7 @@ class ModelBytes:
 
 def model_bytes(path: Path, *, bytes_per_value: int) -> ModelBytes:
     """Counted from the checkpoint; a tied embedding is read once, an untied one by its few rows."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     config = model.config
     values = sum(parameter.numel() for parameter in model.parameters())
     if not config.tie_word_embeddings:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from arms import Run
+from arms import Dtype, Run
 from workload import Workload
 
 PEERS = Path(__file__).resolve().parent / "peers"
@@ -18,17 +22,24 @@ PEERS = Path(__file__).resolve().parent / "peers"
 class PeerArm:
     """A driver process of `peers/`. The time is taken inside of it."""
 
-    def __init__(self, name: str, command: list[str], log: Path, *, copy_only: bool = False) -> None:
-        self.name = name
-        self._copy_only = copy_only
+    def __init__(self, plan: _Plan, log: Path) -> None:
+        self.name = plan.name
+        self._plan = plan
         self._log = log.open("w")
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+            plan.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, **plan.environment},
         )
         self.description: str = self._receive()["ready"]
 
     def supports(self, workload: Workload) -> bool:
-        return not self._copy_only or workload.name.startswith("copy")
+        if self._plan.copy_only and not workload.name.startswith("copy"):
+            return False
+        return workload.num_streams <= self._plan.max_streams
 
     def run(self, workload: Workload) -> Run:
         assert self._process.stdin is not None
@@ -59,34 +70,72 @@ class PeerArm:
         return answer
 
 
-def start_peers(model: Path, logs: Path, *, max_streams: int, num_speculative_tokens: int) -> list[PeerArm]:
+@dataclass(frozen=True)
+class _Plan:
+    """A peer that is to be started."""
+
+    name: str
+    command: list[str]
+    max_streams: int
+    environment: dict[str, str] = field(default_factory=dict)
+    copy_only: bool = False
+
+
+@dataclass(frozen=True)
+class PeerSettings:
+    """What all peers are started with."""
+
+    model: Path
+    dtypes: Sequence[Dtype]
+    max_streams: int
+    num_speculative_tokens: int
+
+
+def start_peers(settings: PeerSettings, logs: Path) -> list[PeerArm]:
     """Installs what is missing and starts every peer that runs here; says which ones do not."""
     sys.path.insert(0, str(PEERS))
-    import install_llama_cpp
+    logs.mkdir(parents=True, exist_ok=True)
+    started: list[PeerArm] = []
+    for make_plans in (_plan_vllm, _plan_llama_cpp):
+        try:
+            for plan in make_plans(settings):
+                log = re.sub(r"[^a-z0-9.]+", "-", plan.name.lower())
+                started.append(PeerArm(plan, logs / f"peer-{log}.log"))
+        except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+            print(f"left out: {error}", file=sys.stderr)
+    return started
+
+
+def _plan_vllm(settings: PeerSettings) -> Iterator[_Plan]:
+    """Plain in each dtype, and n-gram in the last."""
     import install_vllm
 
-    def vllm(*options: str) -> list[str]:
-        return [str(install_vllm.install()), str(PEERS / "drive_vllm.py"), "--model", str(model), *options]
+    python = install_vllm.install()
+    # As its manual advises for CPUs; the library comes with its requirements.
+    environment = {"LD_PRELOAD": str(python.parents[1] / "lib" / "libiomp5.so")}
 
-    def llama_cpp(*options: str) -> list[str]:
-        server, gguf = install_llama_cpp.install(), install_llama_cpp.convert(model)
-        driver = [sys.executable, str(PEERS / "drive_llama_cpp.py")]
-        return [*driver, "--binary", str(server), "--model", str(gguf), *options]
+    def plan(name: str, dtype: Dtype, max_streams: int, *options: str, copy_only: bool = False) -> _Plan:
+        command = [str(python), str(PEERS / "drive_vllm.py"), "--model", str(settings.model)]
+        command += ["--dtype", dtype.name, "--max-streams", str(max_streams), *options]
+        return _Plan(f"{name}, {dtype.name}", command, max_streams, environment, copy_only)
 
-    streams = ("--max-streams", str(max_streams))
-    speculate = ("--max-streams", "1", "--num-speculative-tokens", str(num_speculative_tokens))
-    wanted = [
-        ("vLLM", vllm, streams, False),
-        ("vLLM n-gram", vllm, speculate, True),
-        ("llama.cpp", llama_cpp, streams, False),
-        ("llama.cpp n-gram", llama_cpp, speculate, True),
-    ]
-    logs.mkdir(parents=True, exist_ok=True)
-    started = []
-    for name, command, options, copy_only in wanted:
-        log = logs / f"peer-{name.replace(' ', '-')}.log"
-        try:
-            started.append(PeerArm(name, command(*options), log, copy_only=copy_only))
-        except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-            print(f"{name}: left out: {error}", file=sys.stderr)
-    return started
+    for dtype in settings.dtypes:
+        yield plan("vLLM", dtype, dtype.limit_streams(settings.max_streams))
+    speculate = ("--num-speculative-tokens", str(settings.num_speculative_tokens))
+    yield plan("vLLM n-gram", settings.dtypes[-1], 1, *speculate, copy_only=True)
+
+
+def _plan_llama_cpp(settings: PeerSettings) -> Iterator[_Plan]:
+    """In bfloat16 alone, which it computes well on any processor."""
+    import install_llama_cpp
+
+    server, gguf = install_llama_cpp.install(), install_llama_cpp.convert(settings.model)
+
+    def plan(name: str, max_streams: int, *options: str, copy_only: bool = False) -> _Plan:
+        command = [sys.executable, str(PEERS / "drive_llama_cpp.py"), "--binary", str(server)]
+        command += ["--model", str(gguf), "--max-streams", str(max_streams), *options]
+        return _Plan(f"{name}, bfloat16", command, max_streams, copy_only=copy_only)
+
+    yield plan("llama.cpp", settings.max_streams)
+    speculate = ("--num-speculative-tokens", str(settings.num_speculative_tokens))
+    yield plan("llama.cpp n-gram", 1, *speculate, copy_only=True)

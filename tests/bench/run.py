@@ -21,16 +21,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import report
-from arms import Arm
+from arms import Arm, Dtype
 from engine_arms import CONTEXT_LENGTH, EngineArm, LoadedPair, load_pair, make_arms, make_engine
 from machine import Machine, measure_machine
 from measure import measure
 from models import Pair, cache_dir, model_bytes, smollm2_pair, tiny_pair
-from peer_arms import PeerArm, start_peers
+from peer_arms import PeerArm, PeerSettings, start_peers
 from rpc_arms import RpcArm
 from sweep import RATES, sweep
-from transformers_arms import TransformersArm
-from transformers_arms import load as load_transformers
+from transformers_arms import make_arms as make_transformers_arms
 from workload import NEW_TOKENS, STREAMS, WorkloadSet, make_workloads
 
 LOOKUP_TOKENS = 10
@@ -93,17 +92,22 @@ def prepare(arguments: argparse.Namespace) -> Bench:
 
 
 def run_speed(bench: Bench, peers: Sequence[PeerArm]) -> str:
-    model = load_transformers(bench.pair.target, getattr(torch, DTYPE))
-    others = [TransformersArm(model), TransformersArm(model, lookup_tokens=LOOKUP_TOKENS), *peers]
-    arms: list[Arm] = [*make_arms(bench.loaded), *others]
+    baselines = make_transformers_arms(
+        bench.pair.target,
+        dtypes=_dtypes(bench.machine),
+        max_streams=max(bench.effort.streams),
+        lookup_tokens=LOOKUP_TOKENS,
+    )
+    arms: list[Arm] = [*make_arms(bench.loaded), *baselines, *peers]
     workloads = bench.workloads.all
     table = measure(arms, workloads, rounds=bench.effort.rounds)
     names = [arm.name for arm in arms]
     for arm in arms:
         arm.close()
-    sizes = [("bfloat16", model_bytes(bench.pair.target, bytes_per_value=2))]
-    if not bench.machine.has_native_bfloat16:
-        sizes.append(("float32", model_bytes(bench.pair.target, bytes_per_value=4)))
+    sizes = [
+        (dtype.name, model_bytes(bench.pair.target, bytes_per_value=getattr(torch, dtype.name).itemsize))
+        for dtype in _dtypes(bench.machine)
+    ]
     parts = [
         "## Speed",
         report.speed_table(names, workloads, table),
@@ -112,6 +116,13 @@ def run_speed(bench: Bench, peers: Sequence[PeerArm]) -> str:
         report.aims(names, workloads, table),
     ]
     return "\n\n".join(parts)
+
+
+def _dtypes(machine: Machine) -> list[Dtype]:
+    """The model's own; where the processor lacks it, also the one that we compute in then."""
+    if machine.has_native_bfloat16:
+        return [Dtype(DTYPE)]
+    return [Dtype(DTYPE, is_native=False), Dtype("float32")]
 
 
 def run_sweep(bench: Bench) -> str:
@@ -133,8 +144,8 @@ def run_rpc(bench: Bench) -> str:
         table = measure([direct, rpc], [workload], rounds=bench.effort.rounds)
     finally:
         rpc.close()
-    cells = (table[arm.name, workload.name] for arm in (direct, rpc))
-    return f"## gRPC\n\n{report.rpc_line(*cells, workload)}"
+    line = report.rpc_line(table[direct.name, workload.name], table[rpc.name, workload.name], workload)
+    return f"## gRPC\n\n{line}"
 
 
 def main() -> None:
@@ -163,12 +174,13 @@ def main() -> None:
 
 
 def _start_peers(bench: Bench) -> list[PeerArm]:
-    return start_peers(
-        bench.pair.target,
-        cache_dir() / "bench",
+    settings = PeerSettings(
+        model=bench.pair.target,
+        dtypes=_dtypes(bench.machine),
         max_streams=max(bench.effort.streams),
         num_speculative_tokens=LOOKUP_TOKENS,
     )
+    return start_peers(settings, cache_dir() / "bench")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from draftline_server.config import Method
 from engine_arms import EngineArm, LoadedPair, make_engine
 from measure import Cell, measure
 from synthetic import SyntheticVerify
@@ -41,7 +42,7 @@ def sweep(
 ) -> list[SweepPoint]:
     """Measures off, fixed and adaptive at each acceptance and number of streams, interleaved."""
     verify = SyntheticVerify()
-    methods = ("draft_model",)
+    methods: tuple[Method, ...] = ("draft_model",)
     arms = [
         EngineArm(OFF, make_engine(pair, ())),
         EngineArm(FIXED, make_engine(pair, methods, verify=verify)),

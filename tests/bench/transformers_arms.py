@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from arms import Run
+from arms import Dtype, Run
 from workload import Workload
 
 PAD_TOKEN_ID = 0
@@ -19,16 +20,30 @@ def load(model: Path, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
 
 
+def make_arms(
+    model: Path, *, dtypes: Sequence[Dtype], max_streams: int, lookup_tokens: int
+) -> list[TransformersArm]:
+    """`generate` in each dtype, and prompt lookup in the last."""
+    arms = []
+    for dtype in dtypes:
+        loaded = load(model, getattr(torch, dtype.name))
+        streams = dtype.limit_streams(max_streams)
+        arms.append(TransformersArm(f"generate, {dtype.name}", loaded, max_streams=streams))
+    name = f"prompt lookup, {dtypes[-1].name}"
+    return [*arms, TransformersArm(name, loaded, max_streams=1, lookup_tokens=lookup_tokens)]
+
+
 class TransformersArm:
     """`generate` on the whole batch. With `lookup_tokens` its prompt lookup, which takes one prompt."""
 
-    def __init__(self, model: Any, *, lookup_tokens: int | None = None) -> None:
-        self.name = "transformers prompt lookup" if lookup_tokens else "transformers generate"
+    def __init__(self, name: str, model: Any, *, max_streams: int, lookup_tokens: int | None = None) -> None:
+        self.name = f"transformers {name}"
+        self._max_streams = max_streams
         self._model = model
         self._lookup_tokens = lookup_tokens
 
     def supports(self, workload: Workload) -> bool:
-        return self._lookup_tokens is None or workload.num_streams == 1
+        return workload.num_streams <= self._max_streams
 
     @torch.inference_mode()
     def run(self, workload: Workload) -> Run:

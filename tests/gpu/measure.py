@@ -15,13 +15,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
+from draftline_server.config import Method
 from draftline_server.model import attention
 from draftline_server.model.kv_cache import KVCache
 from draftline_server.model.runner import ModelRunner, SequenceInput
@@ -119,12 +123,13 @@ class Bench:
 
     def _random_model(self, config: LlamaConfig) -> PreTrainedModel:
         with _default(self.dtype), self.device:
-            model = AutoModelForCausalLM.from_config(
+            model: Any = AutoModelForCausalLM.from_config(
                 config, dtype=self.dtype, attn_implementation=attention.IMPLEMENTATION
             )
         # Logits as sure of themselves as a trained model's, else the least noise changes every token.
         torch.nn.init.normal_(model.lm_head.weight, std=3.0 / config.hidden_size**0.5)
-        return model.to(self.device).eval().requires_grad_(False)
+        model = model.to(self.device).eval().requires_grad_(False)
+        return cast(PreTrainedModel, model)
 
     @torch.no_grad()
     def _noised(self, source: PreTrainedModel) -> PreTrainedModel:
@@ -147,26 +152,28 @@ def _default(dtype: torch.dtype) -> Iterator[None]:
 
 def num_bytes(model: PreTrainedModel) -> int:
     """What a step reads: all weights but the embedding, of which it reads a few rows."""
-    embedding = model.get_input_embeddings().weight
+    embedding = cast(nn.Embedding, model.get_input_embeddings()).weight
     values = sum(p.numel() for p in model.parameters()) - embedding.numel()
     return values * embedding.element_size()
 
 
 def kv_bytes_per_token(config: LlamaConfig, dtype: torch.dtype) -> int:
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    head_dim = config.hidden_size // config.num_attention_heads
+    num_kv_heads = config.num_key_value_heads or config.num_attention_heads
+    return 2 * config.num_hidden_layers * num_kv_heads * head_dim * dtype.itemsize
 
 
 def step_table(bench: Bench, model: PreTrainedModel, draft_lengths: Sequence[int], bandwidth: float) -> str:
     """Milliseconds of one forward of `batch` sequences that verify a draft, and the share of the limit."""
-    config, context = model.config, bench.size.context
+    config, context = cast(LlamaConfig, model.config), bench.size.context
     longest = context + max(draft_lengths) + 1
     blocks_each = -(-longest // BLOCK_SIZE)
     cache = KVCache(
         num_layers=config.num_hidden_layers,
         num_blocks=1 + max(bench.size.batches) * blocks_each,
         block_size=BLOCK_SIZE,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
+        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        head_dim=config.hidden_size // config.num_attention_heads,
         dtype=bench.dtype,
         device=bench.device,
     )
@@ -184,7 +191,7 @@ def step_table(bench: Bench, model: PreTrainedModel, draft_lengths: Sequence[int
                 )
                 for index in range(batch)
             ]
-            seconds = bench.median_seconds(lambda inputs=inputs: runner.forward(inputs))
+            seconds = bench.median_seconds(partial(runner.forward, inputs))
             needed = num_bytes(model) + batch * context * kv_bytes_per_token(config, bench.dtype)
             row.append(f"{1e3 * seconds:.2f} ({needed / bandwidth / seconds:.0%})")
         rows.append(row)
@@ -202,7 +209,7 @@ def speed_table(bench: Bench) -> str:
     verify.rate = SMALL_DRAFT_ACCEPTANCE
     with_clone = LoadedPair(bench.target, bench.clone, _decode_nothing, _decode_nothing)
     with_small = LoadedPair(bench.target, bench.small, _decode_nothing, _decode_nothing)
-    draft = ("draft_model",)
+    draft: tuple[Method, ...] = ("draft_model",)
     streams = max(size.streams)
     arms = [
         EngineArm("off", make_engine(with_small, (), max_streams=streams)),

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from draftline_server.config import InferenceConfig, SpeculativeDecodingConfig
+from draftline_server.config import InferenceConfig, Method, SpeculativeDecodingConfig
 from draftline_server.core.admission import admit
 from draftline_server.core.sampling_params import SamplingParams, SpeculationParams
 from draftline_server.engine import Engine
@@ -60,9 +61,9 @@ def make_prompts() -> list[list[int]]:
 
 
 def make_engine(
-    target: Path, draft: Path, methods: tuple[str, ...], *, num_speculative_tokens: int
+    target: Path, draft: Path, methods: tuple[Method, ...], *, num_speculative_tokens: int
 ) -> Engine:
-    def load(path: Path) -> object:
+    def load(path: Path) -> PreTrainedModel:
         return load_model(path, dtype=torch.float32, device=DEVICE)
 
     return assemble_engine(
@@ -109,7 +110,8 @@ def generate(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
 
 @torch.inference_mode()
 def reference(target: Path, prompts: list[list[int]]) -> list[list[int]]:
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).to(DEVICE).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    model = model.to(DEVICE).eval()
     outputs = []
     for prompt in prompts:
         ids = torch.tensor([prompt], device=DEVICE)
@@ -132,7 +134,10 @@ def expected(pair: tuple[Path, Path]) -> list[list[int]]:
 
 @pytest.mark.parametrize(("methods", "num_speculative_tokens"), CASES)
 def test_greedy_output_is_that_of_transformers(
-    pair: tuple[Path, Path], expected: list[list[int]], methods: tuple[str, ...], num_speculative_tokens: int
+    pair: tuple[Path, Path],
+    expected: list[list[int]],
+    methods: tuple[Method, ...],
+    num_speculative_tokens: int,
 ) -> None:
     engine = make_engine(*pair, methods, num_speculative_tokens=num_speculative_tokens)
     assert generate(engine, make_prompts()) == expected

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,9 @@ async def open_calls(serving: RunningServer, *, num_running: int, num_waiting: i
     streams = []
     for index in range(num_running + num_waiting):
         streams.append(serving.stub.GenerateStream(text_request(f"{index} ", max_tokens=12)))
-        await wait_for(lambda: serving.server.calls.num_open == len(streams))
-    statistics = serving.server.engine_thread
-    await wait_for(lambda: statistics.statistics.num_waiting == num_running + num_waiting)
-    serving.engine.release(2)
-    await wait_for(lambda: statistics.statistics.num_running == num_running)
+        await wait_for(lambda: serving.server.engine_thread.num_submitted == len(streams))
+    serving.engine.release(2)  # the first step began before the other requests came
+    await wait_for(lambda: serving.server.engine_thread.statistics.num_running == num_running)
     return streams
 
 
@@ -61,9 +60,10 @@ async def test_every_accepted_request_finishes() -> None:
         assert (await serving.get("/healthz"))[0] == 200
         assert "draftline_draining 1.0" in (await serving.get("/metrics"))[2]
         streams.append(serving.stub.GenerateStream(text_request("4 ", max_tokens=12)))
-        await wait_for(lambda: serving.server.calls.num_open == 5)
-        # Later: new calls are sent elsewhere.
-        await asyncio.sleep(0.3)
+        await wait_for(lambda: serving.server.engine_thread.num_submitted == 5)
+        # Later: GOAWAY, and nobody to connect to.
+        while serving.channel.get_state() is grpc.ChannelConnectivity.READY:
+            await serving.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
         refused = await failure_of(serving.stub.Generate(text_request("x")))
         assert refused.code() is grpc.StatusCode.UNAVAILABLE
         serving.engine.resume()
@@ -72,18 +72,23 @@ async def test_every_accepted_request_finishes() -> None:
         assert await serving.task == EXIT_DRAINED
 
 
-async def test_calls_during_the_whole_drain_are_served_or_refused_with_unavailable() -> None:
-    async with running_server(config=make_config(lame_duck_seconds=0.1)) as serving:
+async def test_calls_are_served_until_connections_have_aged_and_then_refused() -> None:
+    config = make_config(lame_duck_seconds=0.5, max_connection_age_seconds=0.2)
+    async with running_server(config=config) as serving:
         serving.server.request_stop()
-        codes = set()
+        codes, began = [], time.monotonic()
         while not serving.task.done():
-            try:
-                await serving.stub.Generate(text_request("x", max_tokens=2))
-                codes.add(grpc.StatusCode.OK)
-            except grpc.aio.AioRpcError as error:
-                codes.add(error.code())
-        assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
-        assert grpc.StatusCode.OK in codes
+            call = serving.stub.Generate(text_request("x", max_tokens=2))
+            codes.append(await call.code())
+            if codes[-1] is grpc.StatusCode.OK:
+                served_for = time.monotonic() - began
+        assert served_for > 0.5  # after the lame duck
+        served = codes.count(grpc.StatusCode.OK)
+        assert served > 0
+        assert codes[:served] == [grpc.StatusCode.OK] * served
+        # gRPC cancels the call that meets the GOAWAY half-way; see the note in drain.py.
+        rest = codes[served + 1 :] if codes[served:][:1] == [grpc.StatusCode.CANCELLED] else codes[served:]
+        assert set(rest) <= {grpc.StatusCode.UNAVAILABLE}
 
 
 async def test_what_outlasts_the_drain_timeout_ends_with_a_status() -> None:

@@ -91,7 +91,7 @@ async def test_two_requests_may_have_one_id(serving: RunningServer) -> None:
         request = text_request(text, max_tokens=6)
         request.request_id = "same"
         calls.append(serving.stub.Generate(request))
-        await wait_for(lambda: serving.server.calls.num_open == len(calls))
+        await wait_for(lambda: serving.server.engine_thread.num_submitted == len(calls))
     serving.engine.resume()
     assert [(await call).text for call in calls] == ["oneone", "twotwo"]
 

@@ -106,7 +106,7 @@ async def test_exception_in_a_step_fails_every_call_and_ends_the_process(serving
     serving.engine.hold()
     calls = [serving.stub.Generate(text_request("x")), serving.stub.GenerateStream(text_request("y"))]
     await wait_for(serving.engine.step_began.is_set)
-    await wait_for(lambda: serving.server.engine_thread.statistics.num_waiting == 2)
+    await wait_for(lambda: serving.server.engine_thread.num_submitted == 2)
     watch = serving.health_stub.Watch(health_pb2.HealthCheckRequest())
     assert (await watch.read()).status == HEALTH.SERVING
     serving.engine.fail_next_step(RuntimeError("secret"))

@@ -34,14 +34,7 @@ async def hold_with(serving: RunningServer, *, num_requests: int) -> list[Any]:
     calls = []
     for index in range(num_requests):
         calls.append(serving.stub.Generate(text_request(f"{index} ", max_tokens=12)))
-        await wait_for(lambda: serving.server.calls.num_open == len(calls))
-    await wait_for(
-        lambda: (
-            serving.server.engine_thread.statistics.num_waiting
-            + serving.server.engine_thread.statistics.num_running
-            == num_requests
-        )
-    )
+        await wait_for(lambda: serving.server.engine_thread.num_submitted == len(calls))
     return calls
 
 
@@ -131,7 +124,7 @@ async def test_waiting_too_long_is_a_timeout() -> None:
         serving.engine.release()
         await wait_for(lambda: serving.server.engine_thread.statistics.num_running == 1)
         second = serving.stub.Generate(text_request("b", max_tokens=30))
-        await wait_for(lambda: serving.server.engine_thread.statistics.num_waiting == 1)
+        await wait_for(lambda: serving.server.engine_thread.num_submitted == 2)
         await asyncio.sleep(0.06)
         serving.engine.release(3)
         error = await failure_of(second)

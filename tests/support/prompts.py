@@ -13,19 +13,24 @@ def random_prompt(length: int, *, seed: int, vocab_size: int = DEFAULT_VOCAB_SIZ
     return [source.randrange(len(SPECIAL_TOKENS), vocab_size) for _ in range(length)]
 
 
-def mixed_prompts(count: int, *, longest: int = 70, seed: int = 0) -> list[list[int]]:
+def mixed_prompts(
+    count: int, *, longest: int = 70, seed: int = 0, vocab_size: int = DEFAULT_VOCAB_SIZE
+) -> list[list[int]]:
     """Lengths from one token to `longest`; among the first four is one word repeated 48 times."""
     source = random.Random(seed)
     prompts: list[list[int]] = []
+
+    def passage(length: int, seed: int) -> list[int]:
+        return random_prompt(length, seed=seed, vocab_size=vocab_size)
+
     for index in range(count):
         if index % 8 == 1:
-            word = random_prompt(1 + index // 8 % 3, seed=seed * 1000 + index)
-            prompts.append(word * 48)
+            prompts.append(passage(1 + index // 8 % 3, seed * 1000 + index) * 48)
         elif index % 8 == 3:
             # A text that comes back to its beginning, so that the n-gram proposer has something to say.
-            passage = random_prompt(12, seed=seed * 1000 + index)
-            prompts.append([*passage, *random_prompt(5, seed=index), *passage[:6]])
+            begin = passage(12, seed * 1000 + index)
+            prompts.append([*begin, *passage(5, index), *begin[:6]])
         else:
             length = 1 if index == 0 else source.randint(2, longest)
-            prompts.append(random_prompt(length, seed=seed * 1000 + index))
+            prompts.append(passage(length, seed * 1000 + index))
     return prompts

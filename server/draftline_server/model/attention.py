@@ -110,10 +110,12 @@ def build_context(
     return PagedContext(cache, slots, batch, _build_groups(long, block_size=cache.block_size, device=device))
 
 
-def usable_kernels(cache: KVCache) -> CpuKernels | None:
-    """Our kernels where they can read this cache."""
-    is_readable = cache.keys.device.type == "cpu" and cache.keys.dtype == torch.float32
-    if not is_readable or cache.keys.shape[-1] > cpu_kernels.MAX_HEAD_DIM:
+def usable_kernels(cache: KVCache, *, num_heads: int) -> CpuKernels | None:
+    """Our kernels where they can serve a model with this cache."""
+    if cache.keys.device.type != "cpu" or cache.keys.dtype != torch.float32:
+        return None
+    num_kv_heads, head_dim = cache.keys.shape[-2:]
+    if not cpu_kernels.can_attend(head_dim=head_dim, group_size=num_heads // num_kv_heads):
         return None
     return cpu_kernels.load()
 

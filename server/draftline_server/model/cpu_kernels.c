@@ -13,6 +13,7 @@
 #define TILE 16 /* output features of a weight tile: two AVX registers of float32 */
 #define ROWS 6  /* input rows of a block: 6 x 2 accumulators and the weights fill the 16 registers */
 #define MAX_HEAD_DIM 256
+#define MAX_GROUP 32 /* query heads that share a key head */
 #define KEYS 64 /* keys whose scores are held at once */
 
 /* ---- Linear layers -------------------------------------------------------------------------------------
@@ -75,22 +76,25 @@ DEFINE_BLOCK(block_f32, float, load_f32)
 #define DEFINE_LINEAR(NAME, TYPE, BLOCK)                                                                    \
     void NAME(const float *x, int64_t m, int64_t k, const TYPE *packed, const float *bias, float *y,       \
               int64_t n) {                                                                                 \
-        const int64_t tiles = (n + TILE - 1) / TILE;                                                       \
+        const int64_t tiles = (n + TILE - 1) / TILE, blocks = (m + ROWS - 1) / ROWS;                       \
         _Pragma("omp parallel for schedule(static)") for (int64_t tile = 0; tile < tiles; tile++) {        \
             const TYPE *w = packed + tile * k * TILE;                                                      \
             const int64_t first = tile * TILE, width = n - first < TILE ? n - first : TILE;                \
             const float *b = bias ? bias + first : 0;                                                      \
-            int64_t r = 0;                                                                                 \
-            for (; r + ROWS <= m; r += ROWS) BLOCK(ROWS, x + r * k, k, w, b, y + r * n + first, n, width);  \
-            const float *rest = x + r * k;                                                                 \
-            float *out = y + r * n + first;                                                                \
-            switch (m - r) {                                                                               \
-                case 5: BLOCK(5, rest, k, w, b, out, n, width); break;                                     \
-                case 4: BLOCK(4, rest, k, w, b, out, n, width); break;                                     \
-                case 3: BLOCK(3, rest, k, w, b, out, n, width); break;                                     \
-                case 2: BLOCK(2, rest, k, w, b, out, n, width); break;                                     \
-                case 1: BLOCK(1, rest, k, w, b, out, n, width); break;                                     \
-                default: break;                                                                            \
+/* Blocks of nearly equal height: a short last one would leave the multipliers idle. */           \
+            for (int64_t block = 0, r = 0; block < blocks; block++) {                                      \
+                const int64_t rows = m / blocks + (block < m % blocks);                                    \
+                const float *in = x + r * k;                                                               \
+                float *out = y + r * n + first;                                                            \
+                switch (rows) {                                                                            \
+                    case 6: BLOCK(6, in, k, w, b, out, n, width); break;                                   \
+                    case 5: BLOCK(5, in, k, w, b, out, n, width); break;                                   \
+                    case 4: BLOCK(4, in, k, w, b, out, n, width); break;                                   \
+                    case 3: BLOCK(3, in, k, w, b, out, n, width); break;                                   \
+                    case 2: BLOCK(2, in, k, w, b, out, n, width); break;                                   \
+                    default: BLOCK(1, in, k, w, b, out, n, width); break;                                  \
+                }                                                                                          \
+                r += rows;                                                                                 \
             }                                                                                              \
         }                                                                                                  \
     }
@@ -140,15 +144,6 @@ void write_kv_f32(const float *new_rows, float *pool, const int64_t *slots, int6
  * softcap > 0 squashes scores to softcap * tanh(score / softcap).
  */
 
-/* acc = acc * scale + weight * v */
-static inline void accumulate(float *acc, float scale, float weight, const float *v, int64_t dim) {
-    const __m256 s = _mm256_set1_ps(scale), w = _mm256_set1_ps(weight);
-    int64_t i = 0;
-    for (; i + 8 <= dim; i += 8)
-        _mm256_storeu_ps(acc + i, _mm256_fmadd_ps(w, _mm256_loadu_ps(v + i), _mm256_mul_ps(s, _mm256_loadu_ps(acc + i))));
-    for (; i < dim; i++) acc[i] = acc[i] * scale + weight * v[i];
-}
-
 /* exp of 8 floats <= 0: 2^n * exp(r) with |r| <= ln(2)/2 and the series of exp, to about 1e-7. */
 static inline __m256 exp256(__m256 x) {
     x = _mm256_max_ps(x, _mm256_set1_ps(-87.0f));
@@ -164,41 +159,100 @@ static inline __m256 exp256(__m256 x) {
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), power));
 }
 
-/* One query of one head over all the keys it sees: softmax by running maximum, KEYS keys at a time. */
-static void attend_query(const float *q, float *out, const float *keys, const float *values,
+/* The sums of 8 registers as one. */
+static inline __m256 sum8(const __m256 *v) {
+    const __m256 ab = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+    const __m256 cd = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+    return _mm256_add_ps(_mm256_permute2f128_ps(ab, cd, 0x20), _mm256_permute2f128_ps(ab, cd, 0x31));
+}
+
+/* scores[j] = q . keys[j] * scale for `count` keys, eight at a time; dim is a multiple of 8. */
+static void score_keys(const float *q, const float *const *keys, int64_t count, int64_t dim, float scale,
+                       float *scores) {
+    for (int64_t j = 0; j < count; j += 8) {
+        __m256 sums[8];
+        for (int i = 0; i < 8; i++) sums[i] = _mm256_setzero_ps();
+        for (int64_t d = 0; d < dim; d += 8) {
+            const __m256 part = _mm256_loadu_ps(q + d);
+            for (int i = 0; i < 8; i++) sums[i] = _mm256_fmadd_ps(part, _mm256_loadu_ps(keys[j + i] + d), sums[i]);
+        }
+        _mm256_storeu_ps(scores + j, _mm256_mul_ps(sum8(sums), _mm256_set1_ps(scale)));
+    }
+}
+
+/* acc = acc * rescale + sum over j of weights[j] * values[j]; dim is a multiple of 8. */
+static void add_values(float *acc, float rescale, const float *weights, const float *const *values, int64_t count,
+                       int64_t dim) {
+    int64_t d = 0;
+    for (; d + 32 <= dim; d += 32) {
+        __m256 sums[4];
+        for (int i = 0; i < 4; i++)
+            sums[i] = _mm256_mul_ps(_mm256_set1_ps(rescale), _mm256_loadu_ps(acc + d + 8 * i));
+        for (int64_t j = 0; j < count; j++) {
+            const __m256 weight = _mm256_broadcast_ss(weights + j);
+            for (int i = 0; i < 4; i++)
+                sums[i] = _mm256_fmadd_ps(weight, _mm256_loadu_ps(values[j] + d + 8 * i), sums[i]);
+        }
+        for (int i = 0; i < 4; i++) _mm256_storeu_ps(acc + d + 8 * i, sums[i]);
+    }
+    for (; d < dim; d += 8) {
+        __m256 sum = _mm256_mul_ps(_mm256_set1_ps(rescale), _mm256_loadu_ps(acc + d));
+        for (int64_t j = 0; j < count; j++)
+            sum = _mm256_fmadd_ps(_mm256_broadcast_ss(weights + j), _mm256_loadu_ps(values[j] + d), sum);
+        _mm256_storeu_ps(acc + d, sum);
+    }
+}
+
+/* Running softmax of one query of one head. */
+struct softmax {
+    float maximum, total, acc[MAX_HEAD_DIM];
+};
+
+/* Takes in the next `count` keys, whose scores become weights. */
+static void take_in(struct softmax *s, float *scores, const float *const *values, int64_t count, int64_t dim) {
+    float local = -INFINITY;
+    for (int64_t j = 0; j < count; j++)
+        if (scores[j] > local) local = scores[j];
+    const float maximum = local > s->maximum ? local : s->maximum;
+    const float rescale = s->maximum == -INFINITY ? 0.0f : expf(s->maximum - maximum);
+    for (int64_t j = 0; j < count; j += 8)
+        _mm256_storeu_ps(scores + j, exp256(_mm256_sub_ps(_mm256_loadu_ps(scores + j), _mm256_set1_ps(maximum))));
+    float total = s->total * rescale;
+    for (int64_t j = 0; j < count; j++) total += scores[j];
+    add_values(s->acc, rescale, scores, values, count, dim);
+    s->maximum = maximum;
+    s->total = total;
+}
+
+/* One query, all `group` heads that share these keys; q and out are [group, dim]. */
+static void attend_query(const float *q, float *out, int64_t group, const float *key_pool, const float *value_pool,
                          const int32_t *table, int64_t block_size, int64_t token_stride, int64_t dim,
                          int64_t first, int64_t last, float scale, float softcap) {
-    float acc[MAX_HEAD_DIM] = {0}, scores[KEYS];
-    float maximum = -INFINITY, total = 0.0f;
+    struct softmax heads[MAX_GROUP];
+    for (int64_t g = 0; g < group; g++) {
+        heads[g].maximum = -INFINITY;
+        heads[g].total = 0.0f;
+        memset(heads[g].acc, 0, (size_t)dim * sizeof(float));
+    }
     for (int64_t begin = first; begin <= last; begin += KEYS) {
         const int64_t count = last - begin + 1 < KEYS ? last - begin + 1 : KEYS;
-        float local = -INFINITY;
-        for (int64_t j = 0; j < count; j++) {
-            const int64_t p = begin + j;
-            const float *key = keys + ((int64_t)table[p / block_size] * block_size + p % block_size) * token_stride;
-            float score = dot(q, key, dim) * scale;
-            if (softcap > 0.0f) score = softcap * tanhf(score / softcap);
-            scores[j] = score;
-            if (score > local) local = score;
+        const float *keys[KEYS], *values[KEYS];
+        for (int64_t j = 0; j < KEYS; j++) {
+            const int64_t p = begin + (j < count ? j : 0); /* padding reads a key that is there */
+            const int64_t slot = (int64_t)table[p / block_size] * block_size + p % block_size;
+            keys[j] = key_pool + slot * token_stride;
+            values[j] = value_pool + slot * token_stride;
         }
-        float rescale = 1.0f;
-        if (local > maximum) {
-            rescale = maximum == -INFINITY ? 0.0f : expf(maximum - local);
-            maximum = local;
-        }
-        for (int64_t j = count; j < KEYS; j++) scores[j] = -INFINITY;
-        const __m256 shift = _mm256_set1_ps(maximum);
-        for (int64_t j = 0; j < count; j += 8)
-            _mm256_storeu_ps(scores + j, exp256(_mm256_sub_ps(_mm256_loadu_ps(scores + j), shift)));
-        total *= rescale;
-        for (int64_t j = 0; j < count; j++) {
-            const int64_t p = begin + j;
-            const float *value = values + ((int64_t)table[p / block_size] * block_size + p % block_size) * token_stride;
-            accumulate(acc, j == 0 ? rescale : 1.0f, scores[j], value, dim);
-            total += scores[j];
+        for (int64_t g = 0; g < group; g++) {
+            float scores[KEYS];
+            score_keys(q + g * dim, keys, count, dim, scale, scores);
+            if (softcap > 0.0f)
+                for (int64_t j = 0; j < count; j++) scores[j] = softcap * tanhf(scores[j] / softcap);
+            take_in(&heads[g], scores, values, count, dim);
         }
     }
-    for (int64_t i = 0; i < dim; i++) out[i] = acc[i] / total;
+    for (int64_t g = 0; g < group; g++)
+        for (int64_t i = 0; i < dim; i++) out[g * dim + i] = heads[g].acc[i] / heads[g].total;
 }
 
 void paged_attention_f32(const float *q, float *out, const float *keys, const float *values, int64_t sequences,
@@ -213,11 +267,9 @@ void paged_attention_f32(const float *q, float *out, const float *keys, const fl
             for (int64_t i = 0; i < query_lens[s]; i++) {
                 const int64_t last = kv_lens[s] - query_lens[s] + i;
                 const int64_t first = window > 0 && last - window + 1 > 0 ? last - window + 1 : 0;
-                for (int64_t g = 0; g < group; g++) {
-                    const int64_t row = ((starts[s] + i) * heads + kv_head * group + g) * dim;
-                    attend_query(q + row, out + row, keys + kv_head * dim, values + kv_head * dim, table,
-                                 block_size, kv_heads * dim, dim, first, last, scale, softcap);
-                }
+                const int64_t row = ((starts[s] + i) * heads + kv_head * group) * dim;
+                attend_query(q + row, out + row, group, keys + kv_head * dim, values + kv_head * dim, table,
+                             block_size, kv_heads * dim, dim, first, last, scale, softcap);
             }
         }
     }

@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("cpu_kernels.c")
 _FLAGS = ("-O3", "-mavx2", "-mfma", "-fopenmp", "-fPIC", "-shared")
 _TILE = 16
-MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 256
+_MAX_GROUP_SIZE = 32
 
 
 class CpuKernels:
@@ -128,6 +129,11 @@ class CpuKernels:
             softcap or 0.0,
         )
         return out
+
+
+def can_attend(*, head_dim: int, group_size: int) -> bool:
+    """Whether the attention kernel has room for such heads; a group shares one key head."""
+    return head_dim % 8 == 0 and head_dim <= _MAX_HEAD_DIM and group_size <= _MAX_GROUP_SIZE
 
 
 def pack_weight(weight: Tensor) -> Tensor:

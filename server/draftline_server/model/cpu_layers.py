@@ -107,7 +107,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
     return OneDnnLinear(weight, bias)
 
 
-class FusedLinear(nn.Module):
+class FusedLinear:
     """Several linear layers that read the same input, computed as one.
 
     The model goes on calling its own layers one by one; each is a `FusedPart`. The first
@@ -115,7 +115,6 @@ class FusedLinear(nn.Module):
     """
 
     def __init__(self, linears: list[nn.Linear]) -> None:
-        super().__init__()
         biases = [linear.bias for linear in linears]
         bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
         self._linear = pack_linear(torch.cat([linear.weight for linear in linears]), bias)
@@ -139,12 +138,11 @@ class FusedPart(nn.Module):
     def __init__(self, fused: FusedLinear, index: int, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        # In a tuple, so that it is not registered as a submodule once for each part.
-        self._fused = (fused,)
+        self._fused = fused
         self._index = index
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._fused[0].output(x, self._index)
+        return self._fused.output(x, self._index)
 
 
 # Names of sibling layers that every supported architecture calls with one and the same tensor.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -15,6 +16,7 @@ from draftline_server.model.cpu_layers import compute_dtype, replace_layers
 def load_model(path: Path, *, dtype: torch.dtype, device: torch.device, pack: bool = True) -> PreTrainedModel:
     """Loads weights of `dtype`; on a CPU their linear layers are repacked, on request not."""
     attention.register()
+    transformers.utils.logging.disable_progress_bar()  # its bars would run through the structured log
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, attn_implementation=attention.IMPLEMENTATION, local_files_only=True
     )

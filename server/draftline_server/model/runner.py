@@ -34,7 +34,7 @@ class ModelRunner:
         self.cache = cache
         self.device = cache.keys.device
         self.vocab_size = vocab_size
-        self._kernels = usable_kernels(cache)
+        self._kernels = usable_kernels(cache, num_heads=model.config.get_text_config().num_attention_heads)
 
     @torch.inference_mode()
     def forward(self, inputs: Sequence[SequenceInput]) -> Tensor:

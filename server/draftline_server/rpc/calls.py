@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -51,6 +52,7 @@ class Calls:
         self._header = request_id_header
         self._clock = clock
         self._num_open = 0
+        self._last_began_at = -math.inf
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self.pair_digest: str | None = None
@@ -58,6 +60,11 @@ class Calls:
     @property
     def num_open(self) -> int:
         return self._num_open
+
+    @property
+    def seconds_since_last(self) -> float:
+        """Since the last call began; infinite before the first."""
+        return self._clock() - self._last_began_at
 
     async def wait_until_idle(self) -> None:
         """Returns when no call is in progress."""
@@ -70,7 +77,7 @@ class Calls:
         """Spans a call. The id is the message's, else the metadata's, else made here; clients get it
         in the initial metadata. Whatever ends the call leaves as a `RequestError` or a cancellation."""
         record = CallRecord(method, uuid.uuid4().hex)
-        started_at = self._clock()
+        started_at = self._last_began_at = self._clock()
         self._num_open += 1
         self._is_idle.clear()
         error: RequestError | None = None

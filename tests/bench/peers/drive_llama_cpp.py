@@ -26,7 +26,8 @@ START_SECONDS = 120.0
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _command(arguments: argparse.Namespace, port: int) -> list[str]:
@@ -43,7 +44,7 @@ def _command(arguments: argparse.Namespace, port: int) -> list[str]:
     return command
 
 
-def _wait_until_ready(process: subprocess.Popen, port: int) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
     give_up = time.monotonic() + START_SECONDS
     while time.monotonic() < give_up:
         if process.poll() is not None:
@@ -76,7 +77,8 @@ def _complete(port: int, prompt: list[int], max_new_tokens: int) -> list[int]:
     connection.close()
     if response.status != 200:
         raise RuntimeError(f"llama-server answered {response.status}: {answer}")
-    return answer["tokens"]
+    tokens: list[int] = answer["tokens"]
+    return tokens
 
 
 def main() -> None:

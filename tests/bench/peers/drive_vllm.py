@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from environment import peer_dir
 from protocol import Peer, claim_stdout, serve
 
 # All read by vLLM when it is imported. In-process, because a spinning idle worker would slow the
@@ -19,6 +20,8 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Compiled once (minutes) and kept beside the environment.
+os.environ.setdefault("VLLM_CACHE_ROOT", str(peer_dir("vllm") / "compiled"))
 
 
 def start(model: str, *, dtype: str, max_streams: int, num_speculative_tokens: int) -> Peer:

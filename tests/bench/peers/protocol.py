@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TextIO
 
 # prompts as token ids, number of new tokens -> the new token ids of each prompt
 Generate = Callable[[list[list[int]], int], list[list[int]]]
@@ -46,6 +47,6 @@ def serve(peer: Peer, answers: int) -> None:
             _answer(output, {"seconds": seconds, "outputs": outputs})
 
 
-def _answer(output, message: dict) -> None:
+def _answer(output: TextIO, message: dict[str, object]) -> None:
     output.write(json.dumps(message) + "\n")
     output.flush()

@@ -247,7 +247,7 @@ async def test_idle_time_is_no_hang(engine: ScriptedEngine) -> None:
     await thread.wait_until_ready()
     assert await text_of(submit(thread)) == "abcabcabc"
     clock.now = 1000.0
-    assert health_of(thread) is EngineHealth.READY
+    await wait_for(lambda: health_of(thread) is EngineHealth.READY)  # once it has gone to sleep
     assert await text_of(submit(thread)) == "abcabcabc"
     await thread.stop(5.0)
     assert health_of(thread) is EngineHealth.STOPPED

@@ -1,0 +1,148 @@
+"""Sampled output has the target's distribution, through the whole engine: single tokens, pairs and triples.
+
+A model with 16 tokens, and all its continuations enumerated with transformers. Prefill gives token 1; the first
+draft proposes tokens 2 and 3, and token 4 is its bonus. So pairs and triples see what drafts do to the
+tokens after them, which the distributions of single tokens would not show.
+
+Unseeded requests verify by rejection, seeded ones and n-gram drafts by matching. The engine's random seeds
+come from a fixed source here, so every test passes or fails for good.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any, Literal
+
+import pytest
+
+from draftline_server.core.sampling_params import SamplingParams, SpeculationParams
+from draftline_server.engine import Engine
+from support.engines import add, drain, make_engine
+from support.guarantees import assert_idle
+from support.reference import Reference
+from support.statistics import assert_distributed, counts_at, joint_distribution, marginal
+from support.zoo import ModelZoo
+
+PROMPT = (4, 9, 6, 4, 9)
+NUM_TOKENS = 4
+WAVE = 64
+
+Source = Literal["near", "far", "ngram", "chain", "off"]
+Filters = dict[str, dict[str, Any]]
+
+FILTERS: Filters = {
+    "none": {},
+    "cold": {"temperature": 0.3},
+    "hot": {"temperature": 1.7},
+    "top-k": {"top_k": 2},
+    "top-p": {"top_p": 0.5},
+    "min-p": {"min_p": 0.2},
+    "all": {"temperature": 1.7, "top_k": 6, "top_p": 0.8, "min_p": 0.05},
+}
+
+
+@pytest.fixture(autouse=True)
+def fixed_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.randbits", random.Random(2025).getrandbits)
+
+
+def engine_of(zoo: ModelZoo, source: Source) -> Engine:
+    methods = {"ngram": ("ngram",), "chain": ("ngram", "draft_model")}.get(source, ("draft_model",))
+    return make_engine(
+        zoo.letters(),
+        zoo.letters("far" if source == "far" else "near"),
+        num_blocks=WAVE,
+        max_running=WAVE,
+        max_context_length=16,
+        speculation={"methods": methods, "num_speculative_tokens": 3, "ngram_min": 1},
+    )
+
+
+def expected_joint(zoo: ModelZoo, options: dict[str, Any]) -> dict[tuple[int, ...], float]:
+    reference = Reference(zoo.letters())
+    return joint_distribution(
+        lambda sequences: reference.batch_logits(sequences).tolist(),
+        PROMPT,
+        SamplingParams(**options),
+        NUM_TOKENS,
+    )
+
+
+def draw(
+    engine: Engine, count: int, *, seeded: bool, speculation: SpeculationParams | None = None, **options: Any
+) -> Counter[tuple[int, ...]]:
+    """Outputs of `count` requests."""
+    outputs: Counter[tuple[int, ...]] = Counter()
+    for start in range(0, count, WAVE):
+        for index in range(start, start + WAVE):
+            add(
+                engine,
+                str(index),
+                PROMPT,
+                seed=index if seeded else None,
+                max_tokens=NUM_TOKENS,
+                ignore_eos=True,
+                speculation=speculation,
+                **({"temperature": 1.0} | options),
+            )
+        outputs.update(tuple(c.token_ids) for c in drain(engine).values())
+    assert_idle(engine)
+    return outputs
+
+
+def assert_all_distributed(
+    observed: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]
+) -> None:
+    """Each token, the drafted pair, the triple with the bonus, and everything together."""
+    parts = [slice(i, i + 1) for i in range(NUM_TOKENS)] + [slice(1, 3), slice(1, 4), slice(0, 4)]
+    for part in parts:
+        seen = counts_at(observed, part)
+        assert_distributed(seen, marginal(expected, part))
+    assert len(counts_at(observed, slice(1, 2))) > 1, "always the same token"
+
+
+def check(zoo: ModelZoo, source: Source, filters: str, *, seeded: bool, count: int) -> None:
+    engine = engine_of(zoo, source)
+    options = FILTERS[filters]
+    observed = draw(engine, count, seeded=seeded, **options)
+    assert_all_distributed(observed, expected_joint(zoo, options))
+    statistics = engine.statistics()
+    accepted = sum(statistics.accepted_tokens.values())
+    assert 0 < accepted < sum(statistics.draft_tokens.values())
+
+
+@pytest.mark.parametrize(
+    ("source", "filters", "seeded"),
+    [
+        ("near", "none", False),
+        ("near", "none", True),
+        ("far", "hot", False),
+        ("far", "cold", True),
+        ("near", "top-k", False),
+        ("far", "top-p", False),
+        ("near", "all", False),
+        ("ngram", "none", False),
+        ("chain", "top-p", True),
+    ],
+)
+def test_tokens_pairs_and_triples_are_distributed_as_the_targets(
+    zoo: ModelZoo, source: Source, filters: str, seeded: bool
+) -> None:
+    check(zoo, source, filters, seeded=seeded, count=80 * WAVE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seeded", [False, True], ids=["unseeded", "seeded"])
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("source", ["near", "far", "ngram", "chain"])
+def test_tokens_pairs_and_triples_of_many_draws_are_distributed_as_the_targets(
+    zoo: ModelZoo, source: Source, filters: str, seeded: bool
+) -> None:
+    check(zoo, source, filters, seeded=seeded, count=250 * WAVE)
+
+
+def test_without_speculation_they_are_too(zoo: ModelZoo) -> None:
+    observed = draw(engine_of(zoo, "near"), 60 * WAVE, seeded=False, speculation=SpeculationParams(enabled=False))
+    assert_all_distributed(observed, expected_joint(zoo, {}))

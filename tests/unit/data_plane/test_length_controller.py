@@ -1,0 +1,506 @@
+"""Lengths that pay, off soon where nothing pays, back on when it does, and never much slower than plain.
+
+Most tests run the controller against a machine with known costs and requests with known acceptance; both
+are random only as far as their seed goes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from draftline_server.core.request import Request
+from draftline_server.speculation.chain import Offer
+from draftline_server.speculation.length_controller import (
+    DRAFT_MODEL,
+    MAX_PROBE_INTERVAL,
+    MIN_OBSERVED_DRAFTS,
+    MIN_PROBE_INTERVAL,
+    OFF_BELOW,
+    ON_ABOVE,
+    STEPS_BEFORE_OFF,
+    ControllerSettings,
+    LengthController,
+)
+from draftline_server.speculation.step_costs import StepCosts
+from support.requests import make_request
+
+Seconds = Callable[[int], float]
+Acceptance = Callable[[int, int], float]
+"""Probability that a draft token is accepted where all before it were, by step and index of the request."""
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+def cpu(num_tokens: int) -> float:
+    """A verification that costs more with its tokens, but much less than in proportion."""
+    return 0.040 + 0.0008 * num_tokens
+
+
+def seeded_costs(verify: Seconds, draft: Seconds) -> StepCosts:
+    costs = StepCosts()
+    for size in SIZES:
+        costs.verify.seed(size, verify(size))
+        costs.draft.seed(size, draft(size))
+    return costs
+
+
+def settings(**changes: Any) -> ControllerSettings:
+    return ControllerSettings(**({"num_speculative_tokens": 5, "max_batch_size": 8} | changes))
+
+
+@dataclass
+class Machine:
+    """A server whose requests, costs and acceptance are made up."""
+
+    verify: Seconds
+    draft: Seconds
+    acceptance: Acceptance
+    batch_size: int = 8
+    proposer: str = DRAFT_MODEL
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seeds_are_off_by: float = 1.0
+    noise: float = 0.05
+    catches_up: bool = False
+    """Whether a draft costs also what the draft model missed since the last one."""
+    mean_life: int | None = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        costs = seeded_costs(lambda n: self.verify(n) * self.seeds_are_off_by, self.draft)
+        self.controller = LengthController(settings(**self.options), costs)
+        self.num_requests = 0
+        self.requests = [self._new_request() for _ in range(self.batch_size)]
+        self.last_drafted = dict.fromkeys((r.request_id for r in self.requests), 0)
+        self.was_active: list[bool] = []
+        self.lengths: list[dict[str, int]] = []
+        self.seconds: list[float] = []
+        self.output_tokens: list[int] = []
+
+    def run(self, num_steps: int) -> float:
+        """Steps; returns the speed-up over decoding the same without drafts."""
+        for _ in range(num_steps):
+            self._step()
+        return self.speedup(num_steps)
+
+    def speedup(self, num_steps: int) -> float:
+        """Of the last steps, over plain ones."""
+        rate = sum(self.output_tokens[-num_steps:]) / sum(self.seconds[-num_steps:])
+        return rate * self.verify(self.batch_size) / self.batch_size
+
+    def best_fixed_speedup(self, acceptance: float) -> float:
+        """Of the best length that is the same for all requests, where all have this acceptance."""
+        batch_size = self.batch_size
+        return max(
+            sum(acceptance**j for j in range(length + 1))
+            * self.verify(batch_size)
+            / (self.verify(batch_size * (length + 1)) + length * self.draft(batch_size))
+            for length in range(6)
+        )
+
+    def _new_request(self) -> Request:
+        self.num_requests += 1
+        return make_request(f"r{self.num_requests}", max_tokens=10**9)
+
+    def _step(self) -> None:
+        controller, step = self.controller, len(self.seconds)
+        offers: list[Offer] = []
+        if controller.may_draft(self.batch_size):
+            offers = [Offer(r, self.proposer, 5) for r in self.requests]
+        chosen = controller.choose(offers, self.batch_size)
+        lengths = {name: length for name, length in chosen.items() if length > 0}
+        num_output_tokens = 0
+        for index, request in enumerate(self.requests):
+            num_output_tokens += 1 + self._verify(request, index, lengths.get(request.request_id, 0))
+        self._time(lengths, num_output_tokens)
+        self.was_active.append(controller.is_active)
+        self.lengths.append(lengths)
+        self._renew(step)
+
+    def _verify(self, request: Request, index: int, length: int) -> int:
+        accepted = 0
+        while accepted < length and self.rng.random() < self.acceptance(len(self.seconds), index):
+            accepted += 1
+        if length > 0:
+            self.controller.observe_draft(
+                request.request_id, self.proposer, num_draft_tokens=length, num_accepted_tokens=accepted
+            )
+        return accepted
+
+    def _time(self, lengths: Mapping[str, int], num_output_tokens: int) -> None:
+        draft_seconds = 0.0
+        if lengths and self.proposer == DRAFT_MODEL:
+            draft_seconds = max(lengths.values()) * self.draft(len(lengths)) * self._jitter()
+            if self.catches_up:
+                missed = (len(self.seconds) - self.last_drafted.get(name, 0) for name in lengths)
+                draft_seconds += self.draft(1) * 0.1 * sum(missed)
+        self.last_drafted.update(dict.fromkeys(lengths, len(self.seconds)))
+        verify_seconds = self.verify(self.batch_size + sum(lengths.values())) * self._jitter()
+        self.controller.observe_step(
+            batch_size=self.batch_size,
+            draft_lengths=[(self.proposer, length) for length in lengths.values()],
+            num_output_tokens=num_output_tokens,
+            draft_seconds=draft_seconds,
+            verify_seconds=verify_seconds,
+        )
+        self.seconds.append(draft_seconds + verify_seconds)
+        self.output_tokens.append(num_output_tokens)
+
+    def _renew(self, step: int) -> None:
+        for index, request in enumerate(self.requests):
+            if self.mean_life is not None and self.rng.random() < 1.0 / self.mean_life:
+                self.controller.acceptance.forget(request.request_id)
+                self.requests[index] = self._new_request()
+                self.last_drafted[self.requests[index].request_id] = step
+
+    def _jitter(self) -> float:
+        return self.rng.uniform(1.0 - self.noise, 1.0 + self.noise)
+
+
+def constant(acceptance: float) -> Acceptance:
+    return lambda _step, _index: acceptance
+
+
+def draft_of(share: float) -> Seconds:
+    """A draft forward that costs this share of a plain step, whatever its size."""
+    return lambda _size: share * cpu(8)
+
+
+# ------------------------------------------------------------------------------------------------ one choice
+
+
+def goodput(
+    controller: LengthController, offers: list[Offer], lengths: Mapping[str, int], batch_size: int
+) -> float:
+    """Expected tokens per second, straight from the definition."""
+    expected = float(batch_size)
+    depth = 0
+    for offer in offers:
+        length = lengths.get(offer.request.request_id, 0)
+        expected += sum(controller.acceptance.survivals(offer.request.request_id, offer.proposer, length))
+        if offer.proposer == DRAFT_MODEL:
+            depth = max(depth, length)
+    costs = controller.costs
+    num_tokens = batch_size + sum(lengths.values())
+    return expected / (costs.verify.estimate(num_tokens) + depth * costs.draft.estimate(batch_size))
+
+
+def random_situation(rng: random.Random) -> tuple[LengthController, list[Offer]]:
+    """A controller with a history, and up to three offers."""
+    level, slope, share = rng.uniform(0.01, 0.05), rng.uniform(0.0, 0.005), rng.uniform(0.0, 0.5)
+    costs = seeded_costs(
+        lambda n: (level + slope * n) * rng.uniform(0.95, 1.05), lambda n: share * (level + slope * n)
+    )
+    controller = LengthController(settings(), costs)
+    offers = [
+        Offer(make_request(f"r{i}"), rng.choice(["ngram", DRAFT_MODEL]), rng.randint(1, 3))
+        for i in range(rng.randint(1, 3))
+    ]
+    for offer in offers:
+        for _ in range(rng.randint(0, 12)):
+            drafted = rng.randint(1, 4)
+            controller.observe_draft(
+                offer.request.request_id,
+                offer.proposer,
+                num_draft_tokens=drafted,
+                num_accepted_tokens=rng.randint(0, drafted),
+            )
+    return controller, offers
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_lengths_chosen_have_the_highest_goodput_of_all_possible_ones(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(20):
+        controller, offers = random_situation(rng)
+        batch_size = len(offers) + rng.randint(0, 2)
+        names = [o.request.request_id for o in offers]
+        possible = (
+            dict(zip(names, lengths, strict=True))
+            for lengths in itertools.product(*[range(o.max_length + 1) for o in offers])
+        )
+        best = max(goodput(controller, offers, lengths, batch_size) for lengths in possible)
+        chosen = controller.choose(offers, batch_size)
+        assert goodput(controller, offers, chosen, batch_size) == pytest.approx(best)
+        assert all(chosen.get(o.request.request_id, 0) <= o.max_length for o in offers)
+
+
+def test_without_measured_costs_drafts_are_as_long_as_offered() -> None:
+    controller = LengthController(settings())
+    offers = [Offer(make_request("a"), "ngram", 5), Offer(make_request("b"), DRAFT_MODEL, 2)]
+    assert controller.choose(offers, 2) == {"a": 5, "b": 2}
+
+
+def test_no_offers_give_no_lengths() -> None:
+    assert LengthController(settings()).choose([], 3) == {}
+
+
+def test_a_predictable_request_gets_a_longer_draft_than_one_that_is_not() -> None:
+    machine = Machine(cpu, draft_of(0.02), lambda _, index: 0.95 if index < 4 else 0.05, mean_life=None)
+    machine.run(300)
+    easy, hard = (
+        [sum(lengths.get(r.request_id, 0) for r in part) / 4 for lengths in machine.lengths[-100:]]
+        for part in (machine.requests[:4], machine.requests[4:])
+    )
+    assert sum(easy) / 100 > 4.0
+    assert sum(hard) / 100 < 1.0
+
+
+def test_a_draft_model_that_costs_too_much_leaves_drafts_to_the_ngrams() -> None:
+    controller = LengthController(settings(), seeded_costs(cpu, draft_of(0.9)))
+    offers = [Offer(make_request("a"), "ngram", 3), Offer(make_request("b"), DRAFT_MODEL, 3)]
+    chosen = controller.choose(offers, 2)
+    assert chosen["a"] == 3
+    assert chosen.get("b", 0) == 0
+
+
+def test_lengths_never_depend_on_the_tokens_at_hand() -> None:
+    chosen = []
+    for token in (1, 9):
+        controller = LengthController(settings(), seeded_costs(cpu, draft_of(0.1)))
+        request = make_request(prompt=[token] * 7)
+        for _ in range(5):
+            controller.observe_draft("r", DRAFT_MODEL, num_draft_tokens=3, num_accepted_tokens=2)
+        chosen.append(controller.choose([Offer(request, DRAFT_MODEL, 5)], 1))
+    assert chosen[0] == chosen[1]
+
+
+# ---------------------------------------------------------------------------------------------- in the long run
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("acceptance", [0.6, 0.8, 0.95])
+def test_drafts_that_pay_come_within_a_few_percent_of_the_best_fixed_length(
+    acceptance: float, share: float
+) -> None:
+    machine = Machine(cpu, draft_of(share), constant(acceptance))
+    machine.run(600)
+    assert machine.speedup(500) >= 0.95 * machine.best_fixed_speedup(acceptance)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 8])
+@pytest.mark.parametrize("share", [0.05, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9])
+def test_serving_is_never_much_slower_than_without_drafts(
+    acceptance: float, share: float, batch_size: int
+) -> None:
+    machine = Machine(cpu, draft_of(share), constant(acceptance), batch_size=batch_size)
+    machine.run(1_000)
+    assert machine.speedup(900) >= 0.97
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_an_unrelated_draft_is_switched_off_within_a_few_steps(batch_size: int, share: float) -> None:
+    machine = Machine(cpu, draft_of(share), constant(0.01), batch_size=batch_size)
+    bound = MIN_OBSERVED_DRAFTS + STEPS_BEFORE_OFF
+    machine.run(bound)
+    assert not machine.controller.is_active
+    assert machine.controller.fallbacks == {"predicted_slower": 1}
+    assert machine.controller.speedup == 1.0
+
+
+def test_a_draft_that_cannot_pay_even_by_the_first_guess_is_off_and_not_on_with_nothing() -> None:
+    machine = Machine(cpu, draft_of(2.0), constant(0.9))
+    machine.run(STEPS_BEFORE_OFF)
+    assert not machine.controller.is_active
+    assert not any(machine.lengths)
+
+
+def test_while_off_nearly_all_steps_do_not_even_look_for_drafts() -> None:
+    machine = Machine(cpu, draft_of(0.2), constant(0.0))
+    machine.run(2_000)
+    looked = sum(bool(lengths) for lengths in machine.lengths[100:])
+    assert 1_900 // MAX_PROBE_INTERVAL <= looked <= 12
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "share", "acceptance"),
+    [
+        pytest.param(1, 0.1, 0.7, id="one-request"),
+        pytest.param(8, 0.1, 0.7, id="batch"),
+        pytest.param(8, 0.3, 0.9, id="costly-but-good"),
+    ],
+)
+def test_speculation_comes_back_when_the_workload_turns_predictable(
+    batch_size: int, share: float, acceptance: float
+) -> None:
+    machine = Machine(
+        cpu,
+        draft_of(share),
+        lambda step, _: 0.02 if step < 1_000 else acceptance,
+        batch_size=batch_size,
+        catches_up=True,
+    )
+    machine.run(1_000)
+    assert not machine.controller.is_active
+    machine.run(700)
+    assert any(machine.was_active[1_000:])
+    machine.run(500)
+    assert machine.speedup(400) >= 0.93 * machine.best_fixed_speedup(acceptance)
+
+
+def test_long_drafts_come_back_after_a_time_of_short_ones() -> None:
+    machine = Machine(cpu, draft_of(0.1), lambda step, _: 0.45 if step < 400 else 0.97)
+    machine.run(400)
+    assert machine.controller.is_active
+    machine.run(200)
+    machine.run(200)
+    assert machine.speedup(200) >= 0.95 * machine.best_fixed_speedup(0.97)
+
+
+def test_good_times_that_end_are_noticed() -> None:
+    machine = Machine(cpu, draft_of(0.3), lambda step, _: 0.9 if step < 300 else 0.05)
+    machine.run(300)
+    assert machine.controller.is_active
+    machine.run(60)
+    assert not machine.controller.is_active
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_workload_on_the_border_does_not_make_it_flap(seed: int) -> None:
+    # By definition neither state is wrong there; what costs is to change it.
+    machine = Machine(cpu, draft_of(0.3), constant(0.48), seed=seed)
+    speedup = machine.run(2_000)
+    changes = sum(a != b for a, b in itertools.pairwise(machine.was_active))
+    assert changes <= 20
+    assert speedup >= 0.97
+
+
+def test_between_the_two_thresholds_it_stays_as_it_is() -> None:
+    promise = (OFF_BELOW + ON_ABOVE) / 2
+    # One proposer without cost of its own, so that the promise is the first acceptance's share.
+    for starts_active in (True, False):
+        costs = seeded_costs(lambda _: 0.05, lambda _: 0.0)
+        controller = LengthController(settings(), costs)
+        controller.is_active = starts_active
+        for step in range(3_000):
+            batch_size = 8
+            offers = [Offer(make_request("a"), "ngram", 1)] if controller.may_draft(batch_size) else []
+            for name in controller.choose(offers, batch_size):
+                accepted = step % 100 < 100 * 8 * (promise - 1.0)
+                controller.observe_draft(name, "ngram", num_draft_tokens=1, num_accepted_tokens=int(accepted))
+        assert controller.is_active is starts_active
+
+
+def test_single_slow_steps_do_not_switch_off_what_pays() -> None:
+    machine = Machine(cpu, draft_of(0.1), constant(0.85), noise=0.3)
+    for _ in range(10):
+        machine.run(60)
+        machine.controller.observe_step(
+            batch_size=8,
+            draft_lengths=[(DRAFT_MODEL, 3)] * 8,
+            num_output_tokens=8,
+            draft_seconds=3.0,
+            verify_seconds=3.0,
+        )
+    assert all(machine.was_active)
+
+
+@pytest.mark.parametrize("seeds_are_off_by", [0.7, 1.0, 1.4])
+def test_the_stated_speedup_is_the_real_one_however_wrong_the_first_measurement(
+    seeds_are_off_by: float,
+) -> None:
+    machine = Machine(cpu, draft_of(0.1), constant(0.8), seeds_are_off_by=seeds_are_off_by)
+    machine.run(1_200)
+    real = machine.speedup(300)
+    assert real > 1.4
+    assert machine.controller.speedup == pytest.approx(real, rel=0.06)
+
+
+def test_while_on_a_step_is_plain_now_and_then_so_that_there_is_something_to_compare_with() -> None:
+    machine = Machine(cpu, draft_of(0.1), constant(0.8))
+    machine.run(1_000)
+    assert all(machine.was_active)
+    num_plain = sum(not lengths for lengths in machine.lengths)
+    assert 5 <= num_plain <= 20
+
+
+def test_a_probe_that_has_to_catch_up_does_not_make_the_draft_model_look_dear() -> None:
+    machine = Machine(cpu, draft_of(0.1), constant(0.0), catches_up=True)
+    machine.run(3_000)
+    assert machine.controller.costs.draft.estimate(8) <= 1.2 * machine.draft(8)
+
+
+# -------------------------------------------------------------------------------------------------- the settings
+
+
+def test_above_its_batch_size_nothing_is_drafted() -> None:
+    controller = LengthController(settings(max_batch_size=8))
+    assert controller.may_draft(8)
+    assert not controller.may_draft(9)
+
+
+def test_a_limit_of_zero_is_off() -> None:
+    controller = LengthController(settings(num_speculative_tokens=0))
+    assert not controller.is_active
+    assert not any(controller.may_draft(1) for _ in range(2 * MIN_PROBE_INTERVAL))
+    assert controller.fallbacks == {}
+
+
+def test_without_adaption_every_draft_has_the_length_offered() -> None:
+    machine = Machine(cpu, draft_of(0.1), constant(0.7), options={"adaptive": False})
+    machine.run(100)
+    drafted = [lengths for lengths in machine.lengths if lengths]
+    assert len(drafted) > 90
+    assert all(set(lengths.values()) == {5} for lengths in drafted)
+
+
+def test_without_adaption_a_useless_draft_is_switched_off_all_the_same() -> None:
+    machine = Machine(cpu, draft_of(0.1), constant(0.0), options={"adaptive": False})
+    machine.run(40)
+    assert not machine.controller.is_active
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_without_fallback_every_step_drafts_for_every_request(*, adaptive: bool) -> None:
+    machine = Machine(
+        cpu, draft_of(0.5), constant(0.0), batch_size=3, options={"fallback": False, "adaptive": adaptive}
+    )
+    machine.run(200)
+    assert all(machine.was_active)
+    assert all(len(lengths) == 3 for lengths in machine.lengths)
+    assert set(machine.lengths[-1].values()) == ({1} if adaptive else {5})
+    assert machine.controller.fallbacks == {}
+
+
+def test_acceptance_below_the_users_minimum_is_a_reason_of_its_own_and_recovers() -> None:
+    machine = Machine(
+        cpu,
+        draft_of(0.02),
+        lambda step, _: 0.4 if step < 500 else 0.9,
+        options={"min_acceptance_rate": 0.6},
+    )
+    machine.run(500)
+    assert not machine.controller.is_active
+    assert machine.controller.fallbacks["acceptance"] >= 1
+    machine.run(500)
+    assert machine.controller.is_active
+
+
+def test_a_minimum_that_is_met_changes_nothing() -> None:
+    machine = Machine(cpu, draft_of(0.02), constant(0.8), options={"min_acceptance_rate": 0.5})
+    machine.run(300)
+    assert all(machine.was_active)
+
+
+def test_a_clock_that_stands_still_breaks_nothing() -> None:
+    controller = LengthController(settings())
+    for _ in range(50):
+        offers = [Offer(make_request("a"), DRAFT_MODEL, 5)] if controller.may_draft(1) else []
+        lengths = controller.choose(offers, 1)
+        for name, length in lengths.items():
+            controller.observe_draft(name, DRAFT_MODEL, num_draft_tokens=length, num_accepted_tokens=length)
+        controller.observe_step(
+            batch_size=1,
+            draft_lengths=[(DRAFT_MODEL, length) for length in lengths.values()],
+            num_output_tokens=1 + sum(lengths.values()),
+            draft_seconds=0.0,
+            verify_seconds=0.0,
+        )
