@@ -28,7 +28,7 @@ PROMPT = (4, 9, 6, 4, 9)
 NUM_TOKENS = 4
 WAVE = 64
 
-Source = Literal["near", "far", "ngram", "chain", "off"]
+Source = Literal["near", "far", "ngram", "chain"]
 Filters = dict[str, dict[str, Any]]
 
 FILTERS: Filters = {
@@ -97,9 +97,8 @@ def assert_all_distributed(
     """Each token, the drafted pair, the triple with the bonus, and everything together."""
     parts = [slice(i, i + 1) for i in range(NUM_TOKENS)] + [slice(1, 3), slice(1, 4), slice(0, 4)]
     for part in parts:
-        seen = counts_at(observed, part)
-        assert_distributed(seen, marginal(expected, part))
-    assert len(counts_at(observed, slice(1, 2))) > 1, "always the same token"
+        assert_distributed(counts_at(observed, part), marginal(expected, part))
+    assert len(observed) > 1, "always the same tokens"
 
 
 def check(zoo: ModelZoo, source: Source, filters: str, *, seeded: bool, count: int) -> None:
@@ -121,9 +120,7 @@ def check(zoo: ModelZoo, source: Source, filters: str, *, seeded: bool, count: i
         ("far", "cold", True),
         ("near", "top-k", False),
         ("far", "top-p", False),
-        ("near", "all", False),
-        ("ngram", "none", False),
-        ("chain", "top-p", True),
+        ("ngram", "all", False),
     ],
 )
 def test_tokens_pairs_and_triples_are_distributed_as_the_targets(

@@ -93,7 +93,8 @@ class Drain:
         age = self._config.max_connection_age_seconds * _AGE_JITTER + _AGE_MARGIN_SECONDS
         try:
             async with asyncio.timeout(age - self._config.lame_duck_seconds):
-                while (remaining := quiet_seconds - self._calls.seconds_since_last) > 0:
+                # No event to wait for: that nothing happened is what counts.
+                while (remaining := quiet_seconds - self._calls.seconds_since_last) > 0:  # noqa: ASYNC110
                     await asyncio.sleep(remaining)
         except TimeoutError:
             log_event(_logger, logging.INFO, "calls still came when every connection had ended by age")

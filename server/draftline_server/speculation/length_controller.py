@@ -31,7 +31,7 @@ DRAFT_MODEL = "draft_model"
 
 OFF_BELOW = 1.02
 ON_ABOVE = 1.05
-STEPS_BEFORE_OFF = 8
+STEPS_BEFORE_OFF = 16
 MIN_PROBE_INTERVAL = 32
 MAX_PROBE_INTERVAL = 256
 EAGER_PROBE_INTERVAL = 4
@@ -116,10 +116,10 @@ class LengthController:
             return {}
         best = self._best_choice(offers, batch_size)
         if not self._settings.fallback:
-            return best.lengths or {o.request.request_id: 1 for o in offers}
+            return best.lengths or _shortest(offers)
         reason = self._reason_against(best, offers)
         if self.is_active:
-            return self._choose_while_active(best, reason)
+            return self._choose_while_active(best, reason, offers)
         return self._choose_while_off(best, reason, offers, batch_size)
 
     def observe_draft(
@@ -167,10 +167,16 @@ class LengthController:
         weight = max(SPEEDUP_WEIGHT, 1.0 / self._num_measured_steps)
         self.speedup += weight * (speedup - self.speedup)
 
-    def _choose_while_active(self, best: _Choice, reason: str | None) -> Mapping[str, int]:
+    def _choose_while_active(
+        self, best: _Choice, reason: str | None, offers: Sequence[Offer]
+    ) -> Mapping[str, int]:
         self._num_poor_steps = self._num_poor_steps + 1 if reason else 0
         if reason is None or self._num_poor_steps < STEPS_BEFORE_OFF:
-            return {} if self._is_plain_step_due() else best.lengths
+            if self._is_plain_step_due():
+                return {}
+            # An estimate that fell by chance can only rise again where drafts go on.
+            may_be_chance = self._num_observed_drafts >= MIN_OBSERVED_DRAFTS
+            return best.lengths or (_shortest(offers) if may_be_chance else {})
         self.is_active = False
         self.fallbacks[reason] += 1
         self.speedup = 1.0
@@ -286,6 +292,10 @@ def _allocate(
             best_goodput, best_count = goodput, count
     lengths = Counter(slot.request_id for slot in slots[:best_count])
     return _Choice(lengths, best_goodput * verify_seconds[0] / batch_size)
+
+
+def _shortest(offers: Sequence[Offer]) -> dict[str, int]:
+    return {offer.request.request_id: 1 for offer in offers}
 
 
 def _depth(offers: Sequence[Offer], lengths: Mapping[str, int]) -> int:

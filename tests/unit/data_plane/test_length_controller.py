@@ -77,7 +77,7 @@ class Machine:
         self.controller = LengthController(settings(**self.options), costs)
         self.num_requests = 0
         self.requests = [self._new_request() for _ in range(self.batch_size)]
-        self.last_drafted = dict.fromkeys((r.request_id for r in self.requests), 0)
+        self.last_drafted = dict.fromkeys((r.request_id for r in self.requests), -1)
         self.was_active: list[bool] = []
         self.lengths: list[dict[str, int]] = []
         self.seconds: list[float] = []
@@ -138,7 +138,7 @@ class Machine:
         if lengths and self.proposer == DRAFT_MODEL:
             draft_seconds = max(lengths.values()) * self.draft(len(lengths)) * self._jitter()
             if self.catches_up:
-                missed = (len(self.seconds) - self.last_drafted.get(name, 0) for name in lengths)
+                missed = (len(self.seconds) - self.last_drafted[name] - 1 for name in lengths)
                 draft_seconds += self.draft(1) * 0.1 * sum(missed)
         self.last_drafted.update(dict.fromkeys(lengths, len(self.seconds)))
         verify_seconds = self.verify(self.batch_size + sum(lengths.values())) * self._jitter()
@@ -227,7 +227,10 @@ def test_the_lengths_chosen_have_the_highest_goodput_of_all_possible_ones(seed: 
         )
         best = max(goodput(controller, offers, lengths, batch_size) for lengths in possible)
         chosen = controller.choose(offers, batch_size)
-        assert goodput(controller, offers, chosen, batch_size) == pytest.approx(best)
+        if best > goodput(controller, offers, {}, batch_size):
+            assert goodput(controller, offers, chosen, batch_size) == pytest.approx(best)
+        else:
+            assert set(chosen.values()) <= {1}, "where nothing pays, what is drafted is only to make sure"
         assert all(chosen.get(o.request.request_id, 0) <= o.max_length for o in offers)
 
 
@@ -284,23 +287,22 @@ def test_drafts_that_pay_come_within_a_few_percent_of_the_best_fixed_length(
     assert machine.speedup(500) >= 0.95 * machine.best_fixed_speedup(acceptance)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 8])
+@pytest.mark.parametrize("batch_size", [1, 8])
 @pytest.mark.parametrize("share", [0.05, 0.3, 1.0, 3.0])
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9])
 def test_serving_is_never_much_slower_than_without_drafts(
     acceptance: float, share: float, batch_size: int
 ) -> None:
     machine = Machine(cpu, draft_of(share), constant(acceptance), batch_size=batch_size)
-    machine.run(1_000)
-    assert machine.speedup(900) >= 0.97
+    machine.run(600)
+    assert machine.speedup(500) >= 0.97
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_an_unrelated_draft_is_switched_off_within_a_few_steps(batch_size: int, share: float) -> None:
     machine = Machine(cpu, draft_of(share), constant(0.01), batch_size=batch_size)
-    bound = MIN_OBSERVED_DRAFTS + STEPS_BEFORE_OFF
-    machine.run(bound)
+    machine.run(MIN_OBSERVED_DRAFTS + STEPS_BEFORE_OFF)
     assert not machine.controller.is_active
     assert machine.controller.fallbacks == {"predicted_slower": 1}
     assert machine.controller.speedup == 1.0
@@ -342,16 +344,15 @@ def test_speculation_comes_back_when_the_workload_turns_predictable(
     assert not machine.controller.is_active
     machine.run(700)
     assert any(machine.was_active[1_000:])
-    machine.run(500)
-    assert machine.speedup(400) >= 0.93 * machine.best_fixed_speedup(acceptance)
+    machine.run(200)
+    assert machine.speedup(200) >= 0.93 * machine.best_fixed_speedup(acceptance)
 
 
 def test_long_drafts_come_back_after_a_time_of_short_ones() -> None:
     machine = Machine(cpu, draft_of(0.1), lambda step, _: 0.45 if step < 400 else 0.97)
-    machine.run(400)
+    machine.run(300)
     assert machine.controller.is_active
-    machine.run(200)
-    machine.run(200)
+    machine.run(300)
     assert machine.speedup(200) >= 0.95 * machine.best_fixed_speedup(0.97)
 
 
@@ -373,19 +374,27 @@ def test_a_workload_on_the_border_does_not_make_it_flap(seed: int) -> None:
     assert speedup >= 0.97
 
 
-def test_between_the_two_thresholds_it_stays_as_it_is() -> None:
+@pytest.mark.parametrize("starts_active", [True, False], ids=["on", "off"])
+def test_between_the_two_thresholds_it_stays_as_it_is(*, starts_active: bool) -> None:
+    # Drafts that cost nothing, for one request of eight: the promise is what they add.
     promise = (OFF_BELOW + ON_ABOVE) / 2
-    # One proposer without cost of its own, so that the promise is the first acceptance's share.
-    for starts_active in (True, False):
-        costs = seeded_costs(lambda _: 0.05, lambda _: 0.0)
-        controller = LengthController(settings(), costs)
-        controller.is_active = starts_active
-        for step in range(3_000):
-            batch_size = 8
-            offers = [Offer(make_request("a"), "ngram", 1)] if controller.may_draft(batch_size) else []
-            for name in controller.choose(offers, batch_size):
-                accepted = step % 100 < 100 * 8 * (promise - 1.0)
-                controller.observe_draft(name, "ngram", num_draft_tokens=1, num_accepted_tokens=int(accepted))
+    controller = LengthController(settings(), seeded_costs(lambda _: 0.05, lambda _: 0.0))
+    num_drafts = 0
+
+    def verify(name: str) -> None:
+        nonlocal num_drafts
+        rate = 8 * (promise - 1.0)
+        was_accepted = int((num_drafts + 1) * rate) > int(num_drafts * rate)
+        num_drafts += 1
+        controller.observe_draft(name, "ngram", num_draft_tokens=1, num_accepted_tokens=int(was_accepted))
+
+    for _ in range(100):
+        verify("a")
+    controller.is_active = starts_active
+    for _ in range(1_000):
+        offers = [Offer(make_request("a"), "ngram", 1)] if controller.may_draft(8) else []
+        for name in controller.choose(offers, 8):
+            verify(name)
         assert controller.is_active is starts_active
 
 
