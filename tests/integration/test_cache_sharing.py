@@ -9,8 +9,8 @@ import pytest
 from draftline_server.core.sampling_params import SpeculationParams
 from draftline_server.engine import Engine
 from draftline_server.errors import CancelledError, InvalidRequestError
-from support.engines import add, drain, generate, make_engine
 from support.driving import Session
+from support.engines import add, drain, generate, make_engine
 from support.guarantees import acceptance, assert_idle, assert_same_output, guarded, refused
 from support.prompts import mixed_prompts, random_prompt
 from support.reference import Reference
@@ -39,7 +39,7 @@ def engine_of(
     )
 
 
-# ------------------------------------------------------------------------------------------------ prefix hits
+# ---------------------------------------------------------------------------------------------- prefix hits
 
 
 @pytest.mark.parametrize("length", [15, 16, 17, 32, 33, 63, 64])
@@ -155,7 +155,7 @@ def test_switching_prefix_caching_off_changes_only_what_is_cached(zoo: ModelZoo)
     assert engine.statistics().prefix_cache_hits == 0
 
 
-# ------------------------------------------------------------------------------------------ too little memory
+# ---------------------------------------------------------------------------------------- too little memory
 
 
 @pytest.mark.parametrize("methods", [("draft_model",), ("ngram", "draft_model")], ids=["draft", "chain"])

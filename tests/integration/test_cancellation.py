@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from draftline_server.core.sampling_params import SpeculationParams
+from draftline_server.core.admission import admit
+from draftline_server.core.sampling_params import SamplingParams, SpeculationParams
 from draftline_server.engine import Engine
 from draftline_server.errors import CancelledError, DeadlineError
 from support.driving import Session
@@ -170,9 +171,6 @@ def test_a_deadline_ends_a_request_wherever_it_is(zoo: ModelZoo) -> None:
 
 
 def test_a_request_that_waits_too_long_ends_and_one_that_ran_before_does_not(zoo: ModelZoo) -> None:
-    from draftline_server.core.admission import admit
-    from draftline_server.core.sampling_params import SamplingParams
-
     clock = FakeClock()
     engine = make_function_engine(
         lambda prefix: 5 + len(prefix) % 7, decode=letters, max_running=1, clock=clock, vocab_size=64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
@@ -15,7 +16,7 @@ from support.engines import Completion, add, drain, generate, make_engine
 from support.guarantees import acceptance, assert_idle, assert_same_output, assert_whole, guarded
 from support.prompts import mixed_prompts, random_prompt
 from support.reference import Reference
-from support.tiny_models import FAMILIES, Family
+from support.tiny_models import FAMILIES, Family, noised_clone
 from support.zoo import ModelZoo
 
 Source = Literal["ngram", "self", "noised", "unrelated", "chain"]
@@ -77,7 +78,7 @@ def tokens_of(completions: Sequence[Completion]) -> list[list[int]]:
     return [c.token_ids for c in completions]
 
 
-# ------------------------------------------------------------------------------------------------ the matrix
+# ----------------------------------------------------------------------------------------------- the matrix
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -163,8 +164,10 @@ def test_embedding_rows_that_one_model_has_more_than_the_other_do_no_harm(
 ) -> None:
     target = zoo.padded(target_rows, seed=0)
     draft = zoo.padded(draft_rows, seed=1)
-    engine = make_engine(target, draft, speculation={"methods": ("draft_model",), "num_speculative_tokens": 4})
-    # With random weights, rows that stand for no token are as likely as others; here they are in the prompt, too.
+    engine = make_engine(
+        target, draft, speculation={"methods": ("draft_model",), "num_speculative_tokens": 4}
+    )
+    # With random weights, rows that stand for no token are as likely as others. The prompt has some, too.
     prompts = [random_prompt(20, seed=seed, vocab_size=target_rows) for seed in range(6)]
 
     completions = generate(engine, prompts, max_tokens=16, ignore_eos=True)
@@ -174,7 +177,7 @@ def test_embedding_rows_that_one_model_has_more_than_the_other_do_no_harm(
     assert max(max(tokens) for tokens in tokens_of(completions)) >= 384 or target_rows == 384
 
 
-# ------------------------------------------------------------------------------------------ company in a batch
+# --------------------------------------------------------------------------------------- company in a batch
 
 
 def test_drafting_differently_for_each_request_of_a_batch_changes_nothing(
@@ -260,7 +263,12 @@ def test_exactly_max_tokens_come_and_the_first_is_the_targets_own(
 def test_prompts_prefilled_in_chunks_give_the_same_output(zoo: ModelZoo, reference_of: ReferenceOf) -> None:
     for source in ("noised", "chain"):
         engine = engine_with(
-            zoo, source, draft_length=4, max_running=6, inference={"max_batched_tokens": 24}, max_context_length=400
+            zoo,
+            source,
+            draft_length=4,
+            max_running=6,
+            inference={"max_batched_tokens": 24},
+            max_context_length=400,
         )
         prompts = [random_prompt(length, seed=length) for length in (1, 23, 24, 25, 49, 97, 150, 300)]
         completions = generate(engine, prompts, max_tokens=20)
@@ -294,7 +302,7 @@ def test_requests_that_join_and_leave_at_any_step_get_their_solo_output(
     for index, prompt in enumerate(prompts):
         expected = reference.greedy(prompt, max_tokens[index], ignore_eos=True)
         assert completions[str(index)].token_ids == expected, f"request {index}"
-    changes = sum((a == 0) != (b == 0) for a, b in zip(draft_lengths, draft_lengths[1:], strict=False))
+    changes = sum((a == 0) != (b == 0) for a, b in itertools.pairwise(draft_lengths))
     assert changes >= 6, "drafting was hardly ever switched"
     # Speculation was off for a while, and the draft's cache caught up: each draft of the target's own stands.
     for completion in completions.values():
@@ -302,7 +310,7 @@ def test_requests_that_join_and_leave_at_any_step_get_their_solo_output(
         assert completion.summary.speculation.accepted_tokens == completion.summary.speculation.draft_tokens
 
 
-# ------------------------------------------------------------------------------------------------- self-draft
+# ----------------------------------------------------------------------------------------------- self-draft
 
 
 @pytest.mark.parametrize("streams", [1, 16])
@@ -326,16 +334,14 @@ def test_a_draft_equal_to_the_target_is_always_accepted(zoo: ModelZoo, streams: 
     assert engine.statistics().prefix_cache_hits > 0
 
 
-# ---------------------------------------------------------------------------------------------------- SmolLM2
+# -------------------------------------------------------------------------------------------------- SmolLM2
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_smollm2_in_float32_gives_the_output_of_transformers(
-    smollm2: Path, zoo: ModelZoo, tmp_path: Path, reference_of: ReferenceOf
+    smollm2: Path, tmp_path: Path, reference_of: ReferenceOf
 ) -> None:
-    from support.tiny_models import noised_clone
-
     noised = noised_clone(smollm2, tmp_path / "noised", scale=0.02)
     tokenizer = Tokenizer.load(smollm2)
     texts = [

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftline_server.core.sampling_params import SpeculationParams
 from draftline_server.engine import Engine
-from support.engines import Completion, generate, make_engine
+from support.engines import Completion, add, drain, generate, make_engine
 from support.guarantees import acceptance, assert_same_output, guarded
 from support.prompts import mixed_prompts, random_prompt
 from support.reference import Reference
@@ -27,7 +27,9 @@ OFF = SpeculationParams(enabled=False)
 NUM_TOKENS = 16
 
 
-def engine_of(zoo: ModelZoo, draft: DraftKind, *, k: int = 4, methods: Sequence[str] = ("draft_model",)) -> Engine:
+def engine_of(
+    zoo: ModelZoo, draft: DraftKind, *, k: int = 4, methods: Sequence[str] = ("draft_model",)
+) -> Engine:
     return make_engine(
         zoo.target(),
         zoo.draft(draft),
@@ -89,7 +91,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_penalties_and_bias_count_the_tokens_of_the_draft_before_each_position(zoo: ModelZoo, name: str) -> None:
+def test_penalties_and_bias_count_the_tokens_of_the_draft_before_each_position(
+    zoo: ModelZoo, name: str
+) -> None:
     parameters = PARAMETERS[name]
     reference = Reference(zoo.target())
     # A prompt with repetitions makes the penalties bite, one without leaves the output to itself.
@@ -102,7 +106,7 @@ def test_penalties_and_bias_count_the_tokens_of_the_draft_before_each_position(z
         ("noised", ["ngram", "draft_model"]),
     ):
         engine = engine_of(zoo, draft, methods=methods)  # type: ignore[arg-type]
-        with guarded(engine, max_tokens=4):
+        with guarded(engine):
             completions = generate(engine, prompts, max_tokens=NUM_TOKENS, ignore_eos=True, **parameters)
         assert [c.token_ids for c in completions] == expected
         if draft == "self":
@@ -117,9 +121,11 @@ def test_min_tokens_masks_the_ends_at_each_position_of_a_draft(zoo: ModelZoo, mi
     free = expected_tokens(reference, prompt)
     ends = tuple(dict.fromkeys(free))[:8]
     wanted = expected_tokens(reference, prompt, min_tokens=min_tokens, stop_token_ids=(*ends, *EOS_IDS))
-    end = next((i for i, t in enumerate(wanted) if i >= min_tokens and t in (*ends, *EOS_IDS)), NUM_TOKENS - 1)
+    end = next(
+        (i for i, t in enumerate(wanted) if i >= min_tokens and t in (*ends, *EOS_IDS)), NUM_TOKENS - 1
+    )
     for draft in ("self", "noised"):
-        engine = engine_of(zoo, draft)  # type: ignore[arg-type]
+        engine = engine_of(zoo, draft)
         completion = generate(
             engine, [prompt], max_tokens=NUM_TOKENS, min_tokens=min_tokens, stop_token_ids=ends
         )[0]
@@ -161,7 +167,7 @@ def test_seeded_output_with_every_parameter_at_once_is_the_same_at_any_draft_len
     assert sum(engine.statistics().accepted_tokens.values()) > 0
 
 
-# ---------------------------------------------------------------------------------------------------- logprobs
+# ------------------------------------------------------------------------------------------------- logprobs
 
 
 def assert_same_logprobs(one: Completion, other: Completion) -> None:
@@ -179,7 +185,7 @@ def test_logprobs_are_those_of_the_target_alone(zoo: ModelZoo, temperature: floa
     prompts = mixed_prompts(4)
     for draft, methods in (("self", ["draft_model"]), ("noised", ["ngram", "draft_model"])):
         engine = engine_of(zoo, draft, methods=methods)  # type: ignore[arg-type]
-        with guarded(engine, max_tokens=4):
+        with guarded(engine):
             drafted = generate(
                 engine, prompts, max_tokens=16, temperature=temperature, logprobs=count, frequency_penalty=0.5
             )
@@ -198,8 +204,6 @@ def test_logprobs_are_those_of_the_target_alone(zoo: ModelZoo, temperature: floa
 
 
 def test_logprobs_of_one_request_do_not_change_with_what_others_in_the_batch_ask_for(zoo: ModelZoo) -> None:
-    from support.engines import add, drain
-
     engine = engine_of(zoo, "noised")
     prompts = mixed_prompts(6)
     for index, prompt in enumerate(prompts):

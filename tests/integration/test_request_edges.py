@@ -37,7 +37,7 @@ def engine(zoo: ModelZoo) -> Engine:
     )
 
 
-# ------------------------------------------------------------------------------------------------- parameters
+# ----------------------------------------------------------------------------------------------- parameters
 
 
 @pytest.mark.parametrize("value", [NAN, INFINITY, -INFINITY], ids=["NaN", "+Inf", "-Inf"])
@@ -138,12 +138,16 @@ def test_a_parameter_at_the_edge_of_its_bounds_does_not_poison_the_sampler(
 def test_so_little_temperature_or_top_p_that_one_token_is_left_is_greedy(engine: Engine) -> None:
     prompts = mixed_prompts(6, longest=20)[::2]
     greedy = generate(engine, prompts, max_tokens=10)
-    for options in ({"temperature": 1e-30}, {"temperature": 1.0, "top_p": 1e-30}, {"temperature": 1.0, "top_k": 1}):
+    for options in (
+        {"temperature": 1e-30},
+        {"temperature": 1.0, "top_p": 1e-30},
+        {"temperature": 1.0, "top_k": 1},
+    ):
         for one, other in zip(generate(engine, prompts, max_tokens=10, **options), greedy, strict=True):
             assert_same_output(one, other)
 
 
-# ------------------------------------------------------------------------------------------------------ top_k
+# ---------------------------------------------------------------------------------------------------- top_k
 
 
 @pytest.mark.parametrize("top_k", [VOCAB_SIZE, VOCAB_SIZE + 1, 9_999_999, 2**63 - 1, 0, -1])
@@ -173,7 +177,7 @@ def test_greedy_and_top_k_requests_in_one_batch_equal_themselves_alone(engine: E
             assert_same_output(together[str(index)], alone)
 
 
-# ----------------------------------------------------------------------------------------------------- prompts
+# -------------------------------------------------------------------------------------------------- prompts
 
 
 def test_a_prompt_without_tokens_is_refused(engine: Engine) -> None:
@@ -225,7 +229,9 @@ def test_a_prompt_that_leaves_room_for_one_token_gets_it(zoo: ModelZoo, engine: 
             assert completion.summary.finish_reason is FinishReason.LENGTH
 
 
-def test_a_prompt_is_cut_from_the_left_only_where_that_is_configured_and_then_it_is_said(zoo: ModelZoo) -> None:
+def test_a_prompt_is_cut_from_the_left_only_where_that_is_configured_and_then_it_is_said(
+    zoo: ModelZoo,
+) -> None:
     engine = make_engine(
         zoo.target(), max_context_length=CONTEXT, inference={"context_overflow": "truncate_left"}
     )
@@ -240,11 +246,13 @@ def test_a_prompt_is_cut_from_the_left_only_where_that_is_configured_and_then_it
         assert completion.summary.num_prompt_tokens == len(kept)
 
 
-# ---------------------------------------------------------------------------------------- the end of the context
+# ----------------------------------------------------------------------------------- the end of the context
 
 
 @pytest.mark.parametrize("draft", ["self", "noised"])
-def test_output_ends_exactly_at_the_end_of_the_context_with_and_without_drafts(zoo: ModelZoo, draft: str) -> None:
+def test_output_ends_exactly_at_the_end_of_the_context_with_and_without_drafts(
+    zoo: ModelZoo, draft: str
+) -> None:
     engine = make_engine(
         zoo.target(),
         zoo.draft(draft),  # type: ignore[arg-type]
@@ -272,7 +280,7 @@ def test_output_ends_exactly_at_the_end_of_the_context_with_and_without_drafts(z
                 assert completion.summary.num_prompt_tokens + len(completion.token_ids) == CONTEXT
 
 
-# -------------------------------------------------------------------------------------------------- max_tokens
+# ----------------------------------------------------------------------------------------------- max_tokens
 
 
 @pytest.mark.parametrize("max_tokens", [None, CONTEXT, 2**31 - 1, 2**63 - 1])
@@ -307,7 +315,7 @@ def admitted(*, max_tokens: int | None, limit: int, min_tokens: int = 0) -> Gene
     )
 
 
-# ------------------------------------------------------------------------------------------- without speculation
+# -------------------------------------------------------------------------------------- without speculation
 
 
 def test_a_draft_length_of_zero_is_speculation_switched_off_with_statistics_of_zero(zoo: ModelZoo) -> None:
@@ -340,7 +348,7 @@ def test_drafts_longer_than_the_token_budget_are_cut_to_it(zoo: ModelZoo) -> Non
     with guarded(engine):
         for index, prompt in enumerate(prompts):
             add(engine, str(index), prompt, max_tokens=24)
-        completions = {}
+        completions: dict[str, list[int]] = {}
         while engine.has_work:
             for delta in engine.step():
                 completions.setdefault(delta.request_id, []).extend(delta.token_ids)

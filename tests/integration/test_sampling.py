@@ -1,8 +1,8 @@
-"""Sampled output has the target's distribution, through the whole engine: single tokens, pairs and triples.
+"""Sampled output has the target's distribution, through the whole engine: tokens, pairs and triples.
 
-A model with 16 tokens, and all its continuations enumerated with transformers. Prefill gives token 1; the first
-draft proposes tokens 2 and 3, and token 4 is its bonus. So pairs and triples see what drafts do to the
-tokens after them, which the distributions of single tokens would not show.
+A model with 16 tokens, and all its continuations enumerated with transformers. Prefill gives token 1; the
+first draft proposes tokens 2 and 3, and token 4 is its bonus. So pairs and triples see what drafts do to
+the tokens after them, which the distributions of single tokens would not show.
 
 Unseeded requests verify by rejection, seeded ones and n-gram drafts by matching. The engine's random seeds
 come from a fixed source here, so every test passes or fails for good.
@@ -141,5 +141,7 @@ def test_tokens_pairs_and_triples_of_many_draws_are_distributed_as_the_targets(
 
 
 def test_without_speculation_they_are_too(zoo: ModelZoo) -> None:
-    observed = draw(engine_of(zoo, "near"), 60 * WAVE, seeded=False, speculation=SpeculationParams(enabled=False))
+    observed = draw(
+        engine_of(zoo, "near"), 60 * WAVE, seeded=False, speculation=SpeculationParams(enabled=False)
+    )
     assert_all_distributed(observed, expected_joint(zoo, {}))

@@ -82,7 +82,9 @@ def test_a_seed_gives_the_same_text_alone_and_while_others_run(zoo: ModelZoo) ->
     for joins_at_step in (0, 1, 3):
         session = Session(engine)
         for index, other in enumerate(mixed_prompts(8, seed=joins_at_step)):
-            session.add(f"other-{index}", other, temperature=1.0, max_tokens=6 + index, seed=index % 2 or None)
+            session.add(
+                f"other-{index}", other, temperature=1.0, max_tokens=6 + index, seed=index % 2 or None
+            )
         session.step(joins_at_step)
         session.add("mine", prompt, **options)
         assert_same_output(session.drain()["mine"], alone[0])

@@ -54,7 +54,7 @@ def complete(engine: Engine, **options: Any) -> tuple[Completion, Completion]:
     return drafted, plain
 
 
-# -------------------------------------------------------------------------------------------- end of sequence
+# ------------------------------------------------------------------------------------------ end of sequence
 
 
 @pytest.mark.parametrize("k", [1, 4, 8])
@@ -76,7 +76,7 @@ def test_nothing_follows_the_end_of_sequence_on_any_slot_of_a_draft(k: int, wron
 
 
 @pytest.mark.parametrize("slot", range(7))
-def test_a_stop_token_ends_like_the_end_of_sequence_and_ignore_eos_concerns_only_the_latter(slot: int) -> None:
+def test_a_stop_token_ends_like_the_end_of_sequence_which_alone_ignore_eos_concerns(slot: int) -> None:
     engine = scripted_engine(SCRIPT, k=4, eos=[SCRIPT[slot]])
     drafted, _ = complete(engine, ignore_eos=True, stop_token_ids=[SCRIPT[slot + 2], SCRIPT[20]])
     assert drafted.token_ids == SCRIPT[: slot + 3]
@@ -120,7 +120,7 @@ def test_real_models_stop_at_each_token_that_they_produce(zoo: ModelZoo) -> None
     for draft in ("self", "noised"):
         engine = make_engine(
             zoo.target(),
-            zoo.draft(draft),  # type: ignore[arg-type]
+            zoo.draft(draft),
             speculation={"methods": ("draft_model",), "num_speculative_tokens": 4},
         )
         for prompt in mixed_prompts(3):
@@ -133,7 +133,7 @@ def test_real_models_stop_at_each_token_that_they_produce(zoo: ModelZoo) -> None
                 assert completion.token_ids == free[:end]
 
 
-# ----------------------------------------------------------------------------------------------- stop strings
+# --------------------------------------------------------------------------------------------- stop strings
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 8])
@@ -201,7 +201,7 @@ def test_before_min_tokens_a_stop_string_is_text_like_any_other() -> None:
         assert drafted.text == "abcabcabc"[: end - 1]
 
 
-def test_stop_strings_within_tokens_of_several_characters_cut_the_text_and_not_the_token(zoo: ModelZoo) -> None:
+def test_stop_strings_inside_long_tokens_cut_the_text_and_not_the_token(zoo: ModelZoo) -> None:
     tokenizer = Tokenizer.load(zoo.tokenizer("bytes"))
     text = "The draft proposes a few tokens and the target verifies them 日本語🙂 at once."
     script = tokenizer.encode_plain(text)

@@ -20,10 +20,10 @@ PROMPT = (7, 11, 13)
 REPLACEMENT = "\ufffd"
 TEXTS = {
     "emoji": "Smile 🙂🙃 and 😀😀😀!",
-    "chinese": "日本語と中文，混在。日本日本",
+    "chinese": "日本語と中文、混在。日本日本",
     "joined": "family 👨‍👩‍👧‍👦, flag 🏳️‍🌈, skin 👋🏽",
     "accents": "Zwölf Boxkämpfer: é, e\u0301, ñ, Ω, ﷽",
-    "four bytes each": "𝔘𝔫𝔦𝔠𝔬𝔡𝔢",
+    "four bytes each": "𐍈𐌰𐌱𐌲𐌳",
     "spaces": "  two  spaces\n\n\tand a tab  ",
 }
 
@@ -110,7 +110,11 @@ def test_random_bytes_never_break_a_stream(zoo: ModelZoo, kind: TokenizerKind) -
             completion
             for wave in range(5)
             for completion in generate(
-                engine, mixed_prompts(40, longest=12, seed=wave), max_tokens=14, temperature=2.0, ignore_eos=True
+                engine,
+                mixed_prompts(40, longest=12, seed=wave),
+                max_tokens=14,
+                temperature=2.0,
+                ignore_eos=True,
             )
         ]
     assert len(completions) == 200

@@ -1,7 +1,7 @@
 """Verification gives the target's distribution, whatever the draft: up to 200 000 draws of each rule.
 
-Straight on `verify`, with made-up distributions over 16 tokens. Each draw is a pair of tokens: where the first
-was recovered, generation would go on from there in a next step, so the second is drawn from the target then.
+Straight on `verify`, with made-up distributions over 16 tokens. Each draw is a pair of tokens: where the
+first was recovered, generation would go on in a next step, so the second is drawn from the target then.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def draw_pairs(
         for index, request in enumerate(requests):
             request.seed = 1_000_003 * (start + index + 1)
         drafted, probs = propose(rule, pair, params, requests)
-        logits = torch.stack([pair.target[0][[0] * CHUNK], pair.target[1][drafted[0]], pair.target[2][drafted[1]]])
+        before = ([0] * CHUNK, *drafted)
+        rows = [logits[last] for logits, last in zip(pair.target, before, strict=True)]
         tasks = [
             VerifyTask(
                 request,
@@ -98,7 +99,7 @@ def draw_pairs(
             )
             for index, (request, a, b) in enumerate(zip(requests, *drafted, strict=True))
         ]
-        results = verify(logits.transpose(0, 1).reshape(-1, VOCAB_SIZE), tasks)
+        results = verify(torch.stack(rows, dim=1).reshape(-1, VOCAB_SIZE), tasks)
         num_accepted += sum(result.num_accepted_tokens > 0 for result in results)
         for result in results:
             first = result.token_ids[0]
@@ -160,8 +161,9 @@ def test_two_tokens_of_200_000_draws_follow_the_targets_joint_distribution(
 
 def test_rejection_accepts_as_often_as_the_distributions_overlap() -> None:
     """The most that is possible: sum of min(p, q). Matching gives less."""
-    for distance in ("near", "far", "disjoint"):
-        pair, params = Pair(distance), FILTERS["none"]  # type: ignore[arg-type]
+    distances: list[Distance] = ["near", "far", "disjoint"]
+    for distance in distances:
+        pair, params = Pair(distance), FILTERS["none"]
         p = filtered(pair.target[0][0].tolist(), params)
         q = filtered(pair.draft[0][0].tolist(), params)
         overlap = float(np.minimum(p, q).sum())
@@ -173,7 +175,7 @@ def test_rejection_accepts_as_often_as_the_distributions_overlap() -> None:
 
 
 def test_the_test_would_see_a_target_that_is_slightly_biased() -> None:
-    """What 200 000 draws are good for: 3 % taken from the target and given to the draft is beyond all doubt."""
+    """What 200 000 draws are good for: 3 % taken from the target and given to the draft are beyond doubt."""
     pair, params = Pair("near"), FILTERS["none"]
     expected = pair.expected(params)
     draft = filtered(Pair("far").draft[0][0].tolist(), params)

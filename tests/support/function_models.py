@@ -29,6 +29,7 @@ from draftline_server.speculation.draft_model import DraftModelProposer
 from draftline_server.speculation.length_controller import ControllerSettings, LengthController
 from draftline_server.speculation.ngram import NgramProposer
 from draftline_server.speculation.proposer import Proposer
+from draftline_server.speculation.step_costs import StepCosts
 
 NextToken = Callable[[tuple[int, ...]], int]
 """The token that follows a prefix."""
@@ -112,8 +113,12 @@ def make_function_engine(
     clock: Clock = time.monotonic,
     charge_target: Callable[[int], None] = lambda num_tokens: None,
     charge_draft: Callable[[int], None] = lambda num_tokens: None,
+    costs: StepCosts | None = None,
 ) -> Engine:
-    """An engine around functions. Speculation is fixed-length and never off unless told so."""
+    """An engine around functions. Speculation is fixed-length and never off unless told so.
+
+    `costs` is what a warm-up would have measured.
+    """
     fixed = {"adaptive": False, "fallback_to_standard_decoding": False, "max_batch_size": 64}
     config = SpeculativeDecodingConfig(**(fixed | dict(speculation or {})))
 
@@ -147,7 +152,8 @@ def make_function_engine(
             adaptive=config.adaptive,
             fallback=config.fallback_to_standard_decoding,
             min_acceptance_rate=config.min_acceptance_rate,
-        )
+        ),
+        costs,
     )
     pool = BlockPool(num_blocks=num_blocks, block_size=block_size)
     return Engine(
@@ -182,7 +188,9 @@ def dictated(script: Sequence[int], *, prompt_length: int, then: int = 0) -> Nex
     return next_token
 
 
-def wrong_at(positions: Sequence[int], model: NextToken, *, prompt_length: int, vocab_size: int = 384) -> NextToken:
+def wrong_at(
+    positions: Sequence[int], model: NextToken, *, prompt_length: int, vocab_size: int = 384
+) -> NextToken:
     """`model`, but with another token at some positions of the answer: a draft that is rejected there."""
     wrong = frozenset(positions)
 

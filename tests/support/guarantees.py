@@ -1,9 +1,9 @@
 """What must hold after every case, whatever it was about.
 
-    G1  a plain request still gives the text that it gave before
-    G2  nothing leaked: no request is known, no block is held
-    G3  a client's fault names its field, and nothing of our insides
-    G4  the pieces of a stream are the text; there is exactly one final message, and it has the summary
+G1  a plain request still gives the text that it gave before
+G2  nothing leaked: no request is known, no block is held
+G3  a client's fault names its field, and nothing of our insides
+G4  the pieces of a stream are the text; there is exactly one final message, and it has the summary
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INSIDES = re.compile(r"Traceback|Error\b|Exception|\.py\b|/[a-z_]+/|draftline_s
 
 
 @contextmanager
-def guarded(engine: Engine, *, prompt: Sequence[int] = PROBE_PROMPT, max_tokens: int = 8) -> Iterator[None]:
+def guarded(engine: Engine, *, prompt: Sequence[int] = PROBE_PROMPT, max_tokens: int = 4) -> Iterator[None]:
     """G1 and G2 around a case that leaves the engine idle."""
     assert_idle(engine)
     before = generate(engine, [prompt], max_tokens=max_tokens)[0]

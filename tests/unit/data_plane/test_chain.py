@@ -16,7 +16,9 @@ from support.requests import make_request
 class FakeProposer:
     """Offers up to `longest` tokens to every request but those it was told to leave out."""
 
-    def __init__(self, name: str, *, longest: int = 9, unwilling: Sequence[str] = (), delivers: int = 9) -> None:
+    def __init__(
+        self, name: str, *, longest: int = 9, unwilling: Sequence[str] = (), delivers: int = 9
+    ) -> None:
         self.name = name
         self.asked: list[str] = []
         self.tasks: list[tuple[str, int]] = []

@@ -172,7 +172,7 @@ def draft_of(share: float) -> Seconds:
     return lambda _size: share * cpu(8)
 
 
-# ------------------------------------------------------------------------------------------------ one choice
+# ---------------------------------------------------------------------------------------- one choice
 
 
 def goodput(
@@ -274,7 +274,7 @@ def test_lengths_never_depend_on_the_tokens_at_hand() -> None:
     assert chosen[0] == chosen[1]
 
 
-# ---------------------------------------------------------------------------------------------- in the long run
+# ---------------------------------------------------------------------------------------- in the long run
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
@@ -283,19 +283,19 @@ def test_drafts_that_pay_come_within_a_few_percent_of_the_best_fixed_length(
     acceptance: float, share: float
 ) -> None:
     machine = Machine(cpu, draft_of(share), constant(acceptance))
-    machine.run(600)
-    assert machine.speedup(500) >= 0.95 * machine.best_fixed_speedup(acceptance)
+    machine.run(350)
+    assert machine.speedup(250) >= 0.95 * machine.best_fixed_speedup(acceptance)
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
-@pytest.mark.parametrize("share", [0.05, 0.3, 1.0, 3.0])
-@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("share", [0.1, 0.5, 3.0])
+@pytest.mark.parametrize("acceptance", [0.0, 0.4, 0.9])
 def test_serving_is_never_much_slower_than_without_drafts(
     acceptance: float, share: float, batch_size: int
 ) -> None:
     machine = Machine(cpu, draft_of(share), constant(acceptance), batch_size=batch_size)
-    machine.run(600)
-    assert machine.speedup(500) >= 0.97
+    machine.run(500)
+    assert machine.speedup(450) >= 0.97
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
@@ -364,13 +364,13 @@ def test_good_times_that_end_are_noticed() -> None:
     assert not machine.controller.is_active
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_workload_on_the_border_does_not_make_it_flap(seed: int) -> None:
     # By definition neither state is wrong there; what costs is to change it.
     machine = Machine(cpu, draft_of(0.3), constant(0.48), seed=seed)
-    speedup = machine.run(2_000)
+    speedup = machine.run(1_000)
     changes = sum(a != b for a, b in itertools.pairwise(machine.was_active))
-    assert changes <= 20
+    assert changes <= 10
     assert speedup >= 0.97
 
 
@@ -417,18 +417,18 @@ def test_the_stated_speedup_is_the_real_one_however_wrong_the_first_measurement(
     seeds_are_off_by: float,
 ) -> None:
     machine = Machine(cpu, draft_of(0.1), constant(0.8), seeds_are_off_by=seeds_are_off_by)
-    machine.run(1_200)
-    real = machine.speedup(300)
+    machine.run(800)
+    real = machine.speedup(200)
     assert real > 1.4
     assert machine.controller.speedup == pytest.approx(real, rel=0.06)
 
 
 def test_while_on_a_step_is_plain_now_and_then_so_that_there_is_something_to_compare_with() -> None:
     machine = Machine(cpu, draft_of(0.1), constant(0.8))
-    machine.run(1_000)
+    machine.run(500)
     assert all(machine.was_active)
     num_plain = sum(not lengths for lengths in machine.lengths)
-    assert 5 <= num_plain <= 20
+    assert 4 <= num_plain <= 15
 
 
 def test_a_probe_that_has_to_catch_up_does_not_make_the_draft_model_look_dear() -> None:
@@ -437,7 +437,7 @@ def test_a_probe_that_has_to_catch_up_does_not_make_the_draft_model_look_dear() 
     assert machine.controller.costs.draft.estimate(8) <= 1.2 * machine.draft(8)
 
 
-# -------------------------------------------------------------------------------------------------- the settings
+# ---------------------------------------------------------------------------------------- the settings
 
 
 def test_above_its_batch_size_nothing_is_drafted() -> None:

@@ -21,8 +21,8 @@ def search(tokens: Sequence[int], min_length: int, max_length: int) -> int | Non
     return None
 
 
-def propose(tokens: Sequence[int], limit: int, *, min_length: int = 2, max_length: int = 4) -> tuple[int, ...]:
-    proposer = NgramProposer(min_length=min_length, max_length=max_length)
+def propose(tokens: Sequence[int], limit: int) -> tuple[int, ...]:
+    proposer = NgramProposer(min_length=2, max_length=4)
     request = make_request(prompt=tokens)
     length = proposer.max_length(request, limit)
     (draft,) = proposer.propose([DraftTask(request, length)])
@@ -45,7 +45,9 @@ def propose(tokens: Sequence[int], limit: int, *, min_length: int = 2, max_lengt
         pytest.param([1, 2, 9, 1, 2], 0, (), id="nothing-wanted"),
     ],
 )
-def test_proposes_what_followed_the_last_time(tokens: list[int], limit: int, expected: tuple[int, ...]) -> None:
+def test_proposes_what_followed_the_last_time(
+    tokens: list[int], limit: int, expected: tuple[int, ...]
+) -> None:
     assert propose(tokens, limit) == expected
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def decode_utf8(token_ids: Sequence[int]) -> str:
     return bytes(token_ids).decode(errors="replace")
 
 
-def make_output(**sampling: object) -> tuple[Request, RequestOutput]:
+def make_output(**sampling: Any) -> tuple[Request, RequestOutput]:
     request = make_request(prompt=[5, 5], arrival_time=1.0, num_truncated_prompt_tokens=3, **sampling)
     return request, RequestOutput(request, decode=decode, eos_token_ids=frozenset({EOS}))
 
@@ -80,7 +81,7 @@ def ids(text: str) -> list[int]:
             id="stop-string-with-the-last-token",
         ),
         pytest.param(
-            {"max_tokens": 2}, [1, EOS], 2, "a", FinishReason.STOP, EOS, id="end-of-sequence-as-the-last-token"
+            {"max_tokens": 2}, [1, EOS], 2, "a", FinishReason.STOP, EOS, id="end-of-sequence-as-the-last"
         ),
         pytest.param(
             {"max_tokens": 3, "stop": ("bcd",)},
@@ -124,7 +125,7 @@ def ids(text: str) -> list[int]:
     ],
 )
 def test_where_generation_ends(
-    sampling: dict[str, object],
+    sampling: dict[str, Any],
     token_ids: list[int],
     kept: int,
     text: str,

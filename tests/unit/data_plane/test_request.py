@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from draftline_server.core.block_pool import hash_block
@@ -31,7 +33,7 @@ def test_a_prompt_of_one_token_is_ready_to_decode_at_once() -> None:
         pytest.param({"stop_token_ids": (8,), "ignore_eos": True}, {8}, id="ignored-but-named"),
     ],
 )
-def test_generation_ends_with(sampling: dict[str, object], expected: set[int]) -> None:
+def test_generation_ends_with(sampling: dict[str, Any], expected: set[int]) -> None:
     assert make_request(**sampling).end_token_ids(frozenset({8, 9})) == expected
 
 
