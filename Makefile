@@ -39,7 +39,8 @@ check: $(INSTALLED) ## Format, lint, types and import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy tests server/demo .ci/lock.py
+	$(BIN)/mypy tests
+	$(BIN)/mypy server/demo .ci/lock.py
 	$(BIN)/lint-imports
 
 format: $(INSTALLED) ## Formats the code and fixes what lint can fix

@@ -179,6 +179,7 @@ def measure(stub: inference_pb2_grpc.InferenceStub, prompt: Prompt) -> str:
     for _ in range(RUNS):
         off.append(generate(stub, prompt, speculate=False))
         on.append(generate(stub, prompt, speculate=True))
+        print(".", end="", flush=True)
     speed_off = statistics.median(completion.tokens_per_second for completion in off)
     speed_on = statistics.median(completion.tokens_per_second for completion in on)
     drafted = sum(completion.summary.speculation.draft_tokens for completion in on)
@@ -195,9 +196,9 @@ def prove(stub: inference_pb2_grpc.InferenceStub) -> None:
     """Shows and measures all prompts."""
     for prompt in PROMPTS:
         show(stub, prompt)
-    print(f"\nmeasuring: {RUNS} runs each, by turns, greedy, one stream", flush=True)
+    print(f"\nmeasuring: {RUNS} runs each, by turns, greedy, one stream ", end="", flush=True)
     lines = [measure(stub, prompt) for prompt in PROMPTS]
-    print(f"\n{'tokens/s':<10} {'off':>9} {'on':>9} {'speed-up':>10}   {'accepted':<16} same tokens")
+    print(f"\n\n{'tokens/s':<10} {'off':>9} {'on':>9} {'speed-up':>10}   {'accepted':<16} same tokens")
     print("\n".join(lines))
     print(
         "\nDrafts are n-grams: continuations of earlier matches in the same conversation. They help where an"

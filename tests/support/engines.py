@@ -104,7 +104,8 @@ def drain(engine: Engine, *, max_steps: int = 20_000) -> dict[str, Completion]:
             return completions
         for delta in engine.step():
             completion = completions.setdefault(delta.request_id, Completion())
-            assert completion.summary is None and completion.error is None, "a delta after the final one"
+            assert completion.summary is None, "a delta after the final one"
+            assert completion.error is None, "a delta after the final one"
             completion.text += delta.text
             completion.chunks.append(delta.text)
             completion.token_ids.extend(delta.token_ids)

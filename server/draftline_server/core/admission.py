@@ -53,8 +53,9 @@ def admit(
     )
     if not prompt_token_ids:
         raise InvalidRequestError(prompt_field, "the prompt has no tokens")
-    for index, token_id in enumerate(prompt_token_ids):
-        check_token_id(f"{prompt_field}[{index}]", token_id, limits.vocab_size)
+    if min(prompt_token_ids) < 0 or max(prompt_token_ids) >= limits.vocab_size:
+        for index, token_id in enumerate(prompt_token_ids):
+            check_token_id(f"{prompt_field}[{index}]", token_id, limits.vocab_size)
     prompt = _fit_prompt(prompt_token_ids, limits, prompt_field)
     room = limits.max_context_length - len(prompt)
     max_tokens = min(sampling.max_tokens or room, limits.max_tokens_per_request, room)

@@ -85,11 +85,32 @@ class StopMatch:
     stop: str
 
 
+class _Matcher:
+    """Follows how much of a stop string the text ends with (the method of Knuth, Morris and Pratt)."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0
+        self._borders = [0] * len(stop)
+        for end in range(1, len(stop)):
+            self._borders[end] = self._extend(self._borders[end - 1], stop[end])
+
+    def push(self, character: str) -> bool:
+        """True where the stop string is complete; nothing may follow then."""
+        self.num_matched = self._extend(self.num_matched, character)
+        return self.num_matched == len(self.stop)
+
+    def _extend(self, num_matched: int, character: str) -> int:
+        while num_matched and self.stop[num_matched] != character:
+            num_matched = self._borders[num_matched - 1]
+        return num_matched + (self.stop[num_matched] == character)
+
+
 class StopChecker:
     """Passes text on except what may be the beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
-        self._stops = tuple(stops)
+        self._matchers = [_Matcher(stop) for stop in stops]
         self._include_stop = include_stop
         self._held = ""
 
@@ -99,27 +120,20 @@ class StopChecker:
         The match that ends first wins, so that the chunks the text comes in make no difference; of those
         that end together, the longest.
         """
+        if not self._matchers:
+            return text, None
         held = self._held + text
-        matches = [(held.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in held]
-        if matches:
-            end, _, stop = min(matches)
-            self._held = ""
-            return held[: end if self._include_stop else end - len(stop)], StopMatch(stop)
-        keep = self._length_of_possible_stop(held)
-        self._held = held[len(held) - keep :]
-        return held[: len(held) - keep], None
+        for end, character in enumerate(text, start=len(self._held) + 1):
+            complete = [matcher.stop for matcher in self._matchers if matcher.push(character)]
+            if complete:
+                stop = max(complete, key=len)
+                self._held = ""
+                return held[: end if self._include_stop else end - len(stop)], StopMatch(stop)
+        num_safe = len(held) - max(matcher.num_matched for matcher in self._matchers)
+        self._held = held[num_safe:]
+        return held[:num_safe], None
 
     def flush(self) -> str:
         """Returns the text held back, which turned out to be no stop string."""
         held, self._held = self._held, ""
         return held
-
-    def _length_of_possible_stop(self, text: str) -> int:
-        """The longest end of `text` that some stop string begins with."""
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest

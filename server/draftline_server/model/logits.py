@@ -16,8 +16,9 @@ from torch import Tensor
 
 from draftline_server.core.sampling_params import SamplingParams
 
-# Filters look at so many of the highest logits first; sorting a whole vocabulary takes milliseconds a row.
-NUM_CANDIDATES = 512
+# Filters look at so many of the highest logits, and at more only for rows that need them: sorting a whole
+# vocabulary takes ten times as long.
+NUM_CANDIDATES = (512, 4096)
 # Finite still after division by the smallest temperature: the softmax of an infinite logit is NaN.
 _LARGEST_LOGIT = 1e30
 
@@ -101,40 +102,46 @@ def _filter(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     Tokens with the logit of the last one kept are kept with it, so that no order among equals matters.
     """
     vocab_size = logits.shape[-1]
-    largest_top_k = max((p.top_k for p in params if p.top_k < vocab_size), default=0)
-    thresholds = None
-    if largest_top_k <= NUM_CANDIDATES < vocab_size:
-        thresholds = _thresholds(logits, params, NUM_CANDIDATES)
-    if thresholds is None:
-        thresholds = _thresholds(logits, params, vocab_size)
-        assert thresholds is not None, "the whole vocabulary is enough to tell"
+    thresholds = logits.new_empty(len(params), 1)
+    undecided = list(range(len(params)))
+    for num_candidates in (*(n for n in NUM_CANDIDATES if n < vocab_size), vocab_size):
+        rows = logits if len(undecided) == len(params) else logits[undecided]
+        found, is_enough = _thresholds(rows, [params[i] for i in undecided], num_candidates)
+        thresholds[undecided] = found
+        undecided = [i for i, enough in zip(undecided, is_enough.tolist(), strict=True) if not enough]
+        if not undecided:
+            break
     return logits.masked_fill_(logits < thresholds, float("-inf"))
 
 
-def _thresholds(logits: Tensor, params: Sequence[SamplingParams], num_candidates: int) -> Tensor | None:
+def _thresholds(
+    logits: Tensor, params: Sequence[SamplingParams], num_candidates: int
+) -> tuple[Tensor, Tensor]:
     """The smallest logit that each row keeps, ``[rows, 1]``, found among its `num_candidates` highest.
 
-    None where that is too few to tell. All three filters keep a head of the falling probabilities.
+    Also whether these were enough to tell, ``[rows]``. All three filters keep a head of the falling
+    probabilities.
     """
     device, vocab_size = logits.device, logits.shape[-1]
     values = logits.topk(num_candidates, dim=-1).values
-    top_k = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
+    top_k = torch.tensor([p.top_k if p.top_k > 0 else vocab_size for p in params], device=device).unsqueeze(1)
     top_p = torch.tensor([p.top_p for p in params], device=device).unsqueeze(1)
     min_p = torch.tensor([p.min_p for p in params], device=device).unsqueeze(1)
-    kept = torch.arange(num_candidates, device=device) < torch.tensor(top_k, device=device).unsqueeze(1)
+    is_limited = top_k < vocab_size
+    kept = torch.arange(num_candidates, device=device) < top_k
     # Without top-k the probabilities are those of the whole row, else of the k kept.
     of_row = torch.softmax(logits, dim=-1).amax(dim=-1, keepdim=True) * (values - values[:, :1]).exp()
     of_kept = torch.softmax(values.masked_fill(~kept, float("-inf")), dim=-1)
-    is_limited = torch.tensor([k < vocab_size for k in top_k], device=device).unsqueeze(1)
     probs = torch.where(is_limited, of_kept, of_row)
     # A token stays while the probability before it has not reached top_p.
     before = probs.cumsum(dim=-1) - probs
     kept &= (before < top_p) | (top_p >= 1.0)
     kept &= probs >= min_p * probs[:, :1]
     kept[:, 0] = True  # a top_p so small that it is 0 in float32 would leave nothing
-    if num_candidates < vocab_size and bool(kept[:, -1].any()):
-        return None
-    return values.gather(1, kept.sum(dim=-1, keepdim=True) - 1)
+    is_enough = ~kept[:, -1:] & (~is_limited | (top_k <= num_candidates))
+    if num_candidates == vocab_size:
+        is_enough = torch.ones_like(is_enough)
+    return values.gather(1, kept.sum(dim=-1, keepdim=True) - 1), is_enough.squeeze(1)
 
 
 def top_logprobs(

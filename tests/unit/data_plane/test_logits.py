@@ -25,10 +25,11 @@ from transformers import (
 from draftline_server.core.sampling_params import SamplingParams
 from draftline_server.model.logits import NUM_CANDIDATES, RowContext, process_logits, top_logprobs
 
-SMALL, LARGE = 60, 3 * NUM_CANDIDATES
-"""Vocabularies with fewer tokens than the filters look at first, and with more."""
+SMALL, LARGE, HUGE = 60, 3 * NUM_CANDIDATES[0], 2 * NUM_CANDIDATES[-1]
+"""Vocabularies with fewer tokens than the filters look at first, with more, and with more than they ever do
+where they can help it."""
 
-VOCABULARIES = pytest.mark.parametrize("vocab_size", [SMALL, LARGE])
+VOCABULARIES = pytest.mark.parametrize("vocab_size", [SMALL, LARGE, HUGE])
 
 PARAMS: dict[str, SamplingParams] = {
     "defaults": SamplingParams(),
@@ -50,7 +51,9 @@ PARAMS: dict[str, SamplingParams] = {
     "min-p-1": SamplingParams(min_p=1.0),
     "min-p-hot": SamplingParams(temperature=8.0, min_p=0.001),
     "filters": SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.05),
-    "wide-filters": SamplingParams(temperature=4.0, top_k=NUM_CANDIDATES + 9, top_p=0.97, min_p=0.001),
+    "wide-filters": SamplingParams(temperature=4.0, top_k=NUM_CANDIDATES[0] + 9, top_p=0.97, min_p=0.001),
+    "top-k-of-first-look": SamplingParams(top_k=NUM_CANDIDATES[0]),
+    "top-k-wide-top-p-narrow": SamplingParams(temperature=8.0, top_k=NUM_CANDIDATES[0] + 400, top_p=0.4),
     "repetition": SamplingParams(repetition_penalty=1.3),
     "repetition-rewarded": SamplingParams(repetition_penalty=0.8),
     "frequency": SamplingParams(frequency_penalty=0.7),
@@ -203,7 +206,7 @@ def test_a_bias_cannot_bring_back_the_end_before_min_tokens() -> None:
 def test_equal_logits_are_kept_or_dropped_together(params: SamplingParams, vocab_size: int) -> None:
     flat = process(torch.zeros(1, vocab_size), [context(params)])
     assert torch.isfinite(flat).all(), "nothing tells one token from another"
-    steps = torch.arange(vocab_size).div(10, rounding_mode="floor").float().unsqueeze(0)
+    steps = -torch.arange(vocab_size).div(10, rounding_mode="floor").float().unsqueeze(0)
     kept = torch.isfinite(process(steps, [context(params)]))[0]
     best = steps[0] == steps.max()
     assert torch.equal(kept, best), "the first step alone satisfies each of these"
