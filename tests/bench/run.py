@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -68,6 +68,8 @@ def parse_arguments() -> argparse.Namespace:
         "--peers", action="store_true", default=os.environ.get("PEERS") == "1", help="add vLLM and llama.cpp"
     )
     parser.add_argument("--rounds", type=int, help="counted rounds (default: 5)")
+    parser.add_argument("--streams", type=int, nargs="+", help="numbers of streams (default: 1 8 32)")
+    parser.add_argument("--new-tokens", type=int, help="tokens for each prompt (default: 64)")
     parser.add_argument("--only", choices=SECTIONS, action="append", help="leave out the other sections")
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: cores)"
@@ -78,8 +80,12 @@ def parse_arguments() -> argparse.Namespace:
 
 def prepare(arguments: argparse.Namespace) -> Bench:
     effort = QUICK if arguments.quick else Effort()
-    if arguments.rounds is not None:
-        effort = Effort(arguments.rounds, effort.streams, effort.new_tokens, effort.rates)
+    effort = replace(
+        effort,
+        rounds=arguments.rounds or effort.rounds,
+        streams=tuple(arguments.streams or effort.streams),
+        new_tokens=arguments.new_tokens or effort.new_tokens,
+    )
     torch.set_num_threads(arguments.threads)
     pair = tiny_pair() if arguments.quick else smollm2_pair()
     return Bench(
