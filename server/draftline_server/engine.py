@@ -185,7 +185,7 @@ class Engine:
         self._count_step(
             plan, drafts, verified, draft_seconds=drafted - started, verify_seconds=finished - drafted
         )
-        self._after_prefill(plan)
+        self._read_along(plan, has_offers=bool(offers))
         return deltas
 
     def _note_first_scheduled(self, plan: StepPlan, now: float) -> None:
@@ -245,11 +245,17 @@ class Engine:
             num_accepted_tokens=num_accepted_tokens,
         )
 
-    def _after_prefill(self, plan: StepPlan) -> None:
-        """Remembers prefilled blocks and lets the draft model read along while it is in use."""
+    def _read_along(self, plan: StepPlan, *, has_offers: bool) -> None:
+        """Lets the draft model read what was prefilled while it is in use, and remembers full blocks.
+
+        Requests that it has missed too much of catch up one by one, where that is all a probe waits for.
+        """
         prefilled = [s.request for s in plan.scheduled if s.num_tokens > 1 and s.request.block_table]
-        if self._parts.controller.is_active:
-            self._parts.proposers.follow(prefilled)
+        controller, proposers = self._parts.controller, self._parts.proposers
+        if controller.may_follow(self._scheduler.num_running, has_offers=has_offers):
+            if controller.is_active:
+                proposers.follow(prefilled)
+            proposers.catch_up([r for r in self._scheduler.running if r.is_decoding])
         for request in prefilled:
             self._scheduler.remember_full_blocks(request)
 

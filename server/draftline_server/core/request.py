@@ -14,6 +14,8 @@ overwritten by the next forward.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from draftline_server.core.block_pool import BlockHash, hash_block
 from draftline_server.core.generation import GenerationRequest, SpeculationStats
 
@@ -67,6 +69,11 @@ class Request:
         """Tokens that end its generation, of a model with these end-of-sequence tokens."""
         sampling = self.spec.sampling
         return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos_token_ids)
+
+    @cached_property
+    def distinct_prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt's ids, each once; a repetition penalty needs them for every row."""
+        return tuple(set(self.spec.prompt_token_ids))
 
     @property
     def num_remaining_tokens(self) -> int:

@@ -29,6 +29,7 @@ class RowContext:
 
     params: SamplingParams
     prompt_token_ids: Sequence[int]
+    """In any order; each once is enough."""
     output_token_ids: Sequence[int]
     """Everything before the position, draft tokens included."""
     end_token_ids: frozenset[int]
@@ -84,7 +85,8 @@ def _penalize(logits: Tensor, row: RowContext) -> None:
     params = row.params
     counts = Counter(row.output_token_ids)
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(list(counts.keys() | set(row.prompt_token_ids)), device=logits.device)
+        # An id may be there twice; both times the same value is written.
+        seen = torch.tensor([*row.prompt_token_ids, *counts], device=logits.device)
         values = logits[seen]
         penalized = torch.where(
             values > 0, values / params.repetition_penalty, values * params.repetition_penalty

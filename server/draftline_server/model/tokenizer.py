@@ -97,15 +97,14 @@ class Tokenizer:
 
         Raises `InvalidRequestError` for a text without any token: a model needs one to start from.
         """
-        ids: list[int] = self._backend.encode(text).ids
+        ids = _encode(self._backend, text, add_special_tokens=True)
         if not ids:
             raise InvalidRequestError("text", "is empty, and this model has no token that begins a text")
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of `text` alone; may be empty."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._backend, text, add_special_tokens=False)
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """Ids of (role, content) messages and the beginning of the assistant's answer.
@@ -120,6 +119,17 @@ class Tokenizer:
         """The text of ids; an id that is no token gives no text."""
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Ids of one text.
+
+    In a batch of its own, because `encode` holds the interpreter's lock, for seconds where a text is long;
+    the fast variant leaves out offsets, which nobody reads.
+    """
+    encodings = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encodings[0].ids
+    return ids
 
 
 class _ChatEncoder:
@@ -163,8 +173,8 @@ class _ChatEncoder:
                 raise InvalidRequestError(f"chat.messages[{index}].content", reason)
 
     def _encode_rendered(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        encoding = self._backend.encode(self._render(messages), add_special_tokens=False)
-        return [token_id for token_id in encoding.ids if token_id != self._separator_id]
+        ids = _encode(self._backend, self._render(messages), add_special_tokens=False)
+        return [token_id for token_id in ids if token_id != self._separator_id]
 
     def _render(self, messages: Sequence[tuple[str, str]]) -> str:
         try:

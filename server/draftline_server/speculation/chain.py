@@ -60,6 +60,12 @@ class ProposerChain:
         for proposer in self._proposers.values():
             proposer.follow([r for r in requests if self._may_use(r, proposer.name)])
 
+    def catch_up(self, requests: Sequence[Request]) -> None:
+        """Lets one request go on that lags too far behind to be drafted for."""
+        for proposer in self._proposers.values():
+            lagging = [r for r in requests if proposer.lags(r) and self._may_use(r, proposer.name)]
+            proposer.follow(lagging[:1])
+
     def release(self, request: Request) -> None:
         for proposer in self._proposers.values():
             proposer.release(request)

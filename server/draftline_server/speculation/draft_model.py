@@ -47,7 +47,10 @@ class DraftModelProposer:
         self._eos_token_ids = eos_token_ids
 
     def max_length(self, request: Request, limit: int) -> int:
-        return limit if request.num_tokens - request.draft_len <= MAX_CATCH_UP_TOKENS else 0
+        return 0 if self.lags(request) else limit
+
+    def lags(self, request: Request) -> bool:
+        return request.num_tokens - request.draft_len > MAX_CATCH_UP_TOKENS
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:

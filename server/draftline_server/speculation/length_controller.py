@@ -103,12 +103,23 @@ class LengthController:
 
     def may_draft(self, batch_size: int) -> bool:
         """Whether this step should look for drafts at all. Counts down to the next probe while off."""
-        if self.limit == 0 or batch_size > self._settings.max_batch_size:
+        if not self._may_speculate(batch_size):
             return False
         if self.is_active:
             return True
         self._steps_until_probe -= 1
         return self._steps_until_probe <= 0
+
+    def may_follow(self, batch_size: int, *, has_offers: bool) -> bool:
+        """Whether requests that the draft model has missed too much of should catch up.
+
+        While off only where that is all that a due probe waits for.
+        """
+        is_probe_stuck = self._steps_until_probe <= 0 and not has_offers
+        return self._may_speculate(batch_size) and (self.is_active or is_probe_stuck)
+
+    def _may_speculate(self, batch_size: int) -> bool:
+        return self.limit > 0 and batch_size <= self._settings.max_batch_size
 
     def choose(self, offers: Sequence[Offer], batch_size: int) -> Mapping[str, int]:
         """Draft lengths by request id for a step of `batch_size` sequences. Call after `may_draft`."""

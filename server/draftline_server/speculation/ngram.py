@@ -57,6 +57,9 @@ class NgramProposer:
     def follow(self, requests: Sequence[Request]) -> None:
         """Nothing to do: the index is brought up to date by each lookup."""
 
+    def lags(self, request: Request) -> bool:
+        return False
+
     def release(self, request: Request) -> None:
         self._indexes.pop(request.request_id, None)
 

@@ -49,5 +49,8 @@ class Proposer(Protocol):
     def follow(self, requests: Sequence[Request]) -> None:
         """Called after prefill: reads committed tokens ahead of the first proposal."""
 
+    def lags(self, request: Request) -> bool:
+        """Whether it must `follow` before it can offer anything for a request that decodes."""
+
     def release(self, request: Request) -> None:
         """Forgets a request that has ended."""

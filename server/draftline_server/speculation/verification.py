@@ -85,7 +85,7 @@ def row_context(
     else:
         # Only the number of tokens matters then (for min_tokens), so none is copied.
         output = range(request.num_output_tokens + len(draft_token_ids))
-    return RowContext(params, request.spec.prompt_token_ids, output, end_token_ids)
+    return RowContext(params, request.distinct_prompt_token_ids, output, end_token_ids)
 
 
 @torch.inference_mode()

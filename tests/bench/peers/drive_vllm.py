@@ -41,9 +41,10 @@ def start(model: str, *, dtype: str, max_streams: int, num_speculative_tokens: i
     llm = vllm.LLM(
         model=model,
         dtype=dtype,
-        max_model_len=2048,
+        max_model_len=1024,
         max_num_seqs=max_streams,
-        max_num_batched_tokens=2048,
+        # Its start computes a step of this size, which takes minutes where the dtype is emulated.
+        max_num_batched_tokens=2048 if max_streams > 1 else 512,
         enable_prefix_caching=False,
         disable_log_stats=True,
         speculative_config=speculation,
