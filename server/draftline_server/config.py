@@ -94,7 +94,7 @@ class _Section(BaseModel):
 class ServerConfig(_Section):
     """Ports, queues and times."""
 
-    host: Annotated[str, Field(min_length=1)] = "[::]"
+    host: Annotated[str, Field(pattern=r"^[!-~]+$")] = "[::]"
     """The address to listen on."""
     grpc_port: Port = 50051
     """0 takes a free port and logs it."""
@@ -102,7 +102,7 @@ class ServerConfig(_Section):
     """Metrics and probes; 0 takes a free port and logs it."""
     max_concurrent_requests: Count = 32
     """Requests that run at once."""
-    max_queue_length: Annotated[int, Field(ge=0)] = 256
+    max_queue_length: Annotated[int, Field(ge=0, le=2**31 - 1)] = 256
     """Requests that wait; one more is refused with RESOURCE_EXHAUSTED."""
     request_timeout_seconds: Seconds = 120.0
     """The longest a request may take, whatever its client's deadline."""
@@ -114,7 +114,7 @@ class ServerConfig(_Section):
     """After SIGTERM, the time in which new calls are still taken while health says NOT_SERVING.
 
     While calls still come it goes on until every connection has ended by its age; 0 ends it at once."""
-    max_connection_age_seconds: Seconds = 30.0
+    max_connection_age_seconds: Annotated[float, Field(ge=0.001, le=86_400)] = 30.0
     """Connections are ended gracefully at this age, so that clients find new replicas."""
     engine_hang_seconds: Seconds = 60.0
     """A step that takes longer makes the server unhealthy; generous, since a step has no usual length."""

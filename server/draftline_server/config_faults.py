@@ -73,7 +73,7 @@ def describe_value(value: object) -> str:
 
 def parse_yaml(text: str) -> object:
     """Parses one YAML document; raises `yaml.YAMLError` or `DuplicateKeyError`."""
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:
@@ -81,8 +81,24 @@ def parse_yaml(text: str) -> object:
         _refuse_duplicates(node, path=(), seen=set())
         document: object = loader.construct_document(node)
         return document
+    except RecursionError as error:
+        raise yaml.YAMLError("nested too deeply") from error
     finally:
         loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a scalar that its type does not fit as YAML's own faults are; PyYAML raises anything."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            if not isinstance(node, yaml.ScalarNode):
+                raise
+            kind = node.tag.rpartition(":")[2]
+            reason = f"{describe_value(node.value)} is no {kind}"
+            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark) from error
 
 
 def _refuse_duplicates(node: yaml.Node, *, path: Location, seen: set[int]) -> None:
@@ -162,6 +178,8 @@ def _allowed(section: Schema, schema: Schema) -> str:
         return f"a list; each item {_allowed(_resolve(section.get('items', {}), schema), schema)}"
     if kind == "string" and "pattern" in section:
         return f"text that matches {section['pattern']}"
+    if "maxLength" in section:
+        return f"text of {section['minLength']} to {section['maxLength']} characters"
     words = {
         "integer": "an integer",
         "number": "a number",

@@ -22,6 +22,8 @@ from draftline_server.errors import InvalidRequestError, QueueFullError, Unavail
 from draftline_server.runner_thread import RETRY_AFTER_SECONDS, EngineThread, RequestStream
 
 MAX_REQUEST_ID_LENGTH = 128
+# Rendering costs 0.1 ms each, even of empty ones, of which millions fit a message.
+MAX_CHAT_MESSAGES = 4096
 TOKENIZER_THREADS = 2
 
 _Result = TypeVar("_Result")

@@ -181,7 +181,7 @@ def test_a_possible_stop_string_at_the_end_of_generation_is_delivered(tail: str)
         assert drafted.summary.matched_stop == 200
 
 
-def test_the_stop_string_that_begins_first_wins_and_of_those_the_one_that_ends_first() -> None:
+def test_the_stop_string_that_ends_first_wins_and_of_those_that_end_together_the_longest() -> None:
     engine = scripted_engine(ids_of_letters("abcdefghij"), k=8)
     for stops, text, matched in [
         (("ef", "cdefg"), "abcd", "ef"),  # "ef" is complete before "cdefg" is

@@ -169,7 +169,7 @@ def _read_manifest(manifest: Path) -> tuple[FileEntry, ...]:
         document = json.loads(manifest.read_text(encoding="utf-8"))
         version, stated = document["version"], document["digest"]
         entries = tuple(sorted(FileEntry(f["path"], f["size"], f["sha256"]) for f in document["files"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f"{manifest}: not a manifest; delete it or fetch the model again") from error
     if version != _MANIFEST_VERSION:
         raise ModelError(f"{manifest}: version {version}, this server reads version {_MANIFEST_VERSION}")

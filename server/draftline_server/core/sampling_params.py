@@ -128,7 +128,8 @@ def _check_range(name: str, value: float, low: float, high: float, *, low_is_ope
     # Written so that NaN fails: every comparison with it is false.
     if not math.isfinite(value) or not (low < value if low_is_open else low <= value) or not value <= high:
         bracket = "(" if low_is_open else "["
-        _refuse(name, f"{value:g} is not in {bracket}{low:g}, {high:g}]")
+        numbers = [str(n) if isinstance(n, int) else f"{n:g}" for n in (value, low, high)]
+        _refuse(name, f"{numbers[0]} is not in {bracket}{numbers[1]}, {numbers[2]}]")
 
 
 def _refuse(name: str, reason: str) -> None:

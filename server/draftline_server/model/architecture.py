@@ -63,6 +63,8 @@ _REASONS = {
 
 # These change with the longest sequence of a batch, so that requests would change each other's output.
 _BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+# What contradicts itself is found when the skeleton is built; these make a skeleton that cannot be served.
+_LEAST = {"num_hidden_layers": 1, "max_position_embeddings": 2}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -185,7 +187,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path}: missing") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:  # of UTF-8 and of JSON
+    except (ValueError, RecursionError) as error:  # of UTF-8 and of JSON
         raise ModelError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise ModelError(f"{path}: not a JSON object")
@@ -218,6 +220,9 @@ def _check_config(path: Path, config: PreTrainedConfig) -> None:
     for key in ("add_cross_attention", "use_bidirectional_attention", "reorder_and_upcast_attn"):
         if getattr(config, key, None):
             raise ModelError(f"{path}: {key} is not supported")
+    for key, least in _LEAST.items():
+        if getattr(config, key) < least:
+            raise ModelError(f"{path}: {key} is {getattr(config, key)}, at least {least} is needed")
     for rope_type in sorted(_rope_types(config) & _BATCH_DEPENDENT_ROPE):
         raise ModelError(
             f"{path}: rope_type {rope_type} is not supported: it changes with the longest sequence of a batch"
@@ -247,4 +252,5 @@ def _first_cause(error: BaseException) -> str:
     """The innermost message on one line: the outer ones only repeat which file was read."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return " ".join(str(error).split()) or type(error).__name__
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return f"there is no {reason}" if isinstance(error, KeyError) else reason

@@ -5,7 +5,7 @@ the model needs must be in the files, whole, and of the right shape. Only header
 
 Choices: weights are safetensors. A directory with both model.safetensors and an index that names other
 files is refused, since it does not say which one is stale. Safetensors files that neither is nor names
-are ignored and reported. Tensors that the model does not have are ignored, as transformers does.
+are ignored and reported, and so are tensors that the model does not have, as transformers does.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
             )
         tensors = _read_shards(directory, weight_map, shards)
         files = tuple(directory / name for name in shards)
-    elif single.exists():
+    elif single.exists() or single.is_symlink():  # a link to nowhere is named as what it is
         tensors, files = read_header(single), (single,)
     else:
         raise ModelError(_explain_no_weights(directory))
@@ -93,6 +93,12 @@ def check_tensors(directory: Path, checkpoint: Checkpoint, skeleton: Skeleton) -
             )
         if entry.dtype not in _DTYPES:
             raise ModelError(f"{where}: tensor {name} is {entry.dtype}; quantized weights are not supported")
+
+
+def ignored_tensors(checkpoint: Checkpoint, skeleton: Skeleton) -> str | None:
+    """Says which tensors the model does not have; None where it has them all."""
+    names = sorted(name for name in checkpoint.tensors if _model_name(name, skeleton) not in skeleton.shapes)
+    return f"{_count(names, 'tensor')} that the model does not have: {_join(names)}" if names else None
 
 
 def _read_index(index: Path) -> dict[str, str]:

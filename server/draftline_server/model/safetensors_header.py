@@ -78,7 +78,7 @@ def _check_header_length(path: Path, start: bytes, *, header_bytes: int, file_by
 def _parse(path: Path, header: bytes) -> Mapping[str, Any]:
     try:
         document = json.loads(header)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: damaged: its header is not valid JSON") from error
     if not isinstance(document, dict):
         raise ModelError(f"{path}: damaged: its header is not a JSON object")

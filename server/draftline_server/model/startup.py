@@ -14,12 +14,14 @@ from typing import Literal
 
 import torch
 from transformers import PreTrainedConfig
+from transformers.utils import logging as transformers_logging
 
 from draftline_server.config import Config, Method, ModelConfig
 from draftline_server.core.digest import ModelDigest, compute_model_digest, compute_pair_digest
 from draftline_server.errors import ModelError
 from draftline_server.model import architecture, checkpoint, cpu_kernels, device, memory_plan, pair
-from draftline_server.model.architecture import ModelFacts
+from draftline_server.model.architecture import ModelFacts, Skeleton
+from draftline_server.model.checkpoint import Checkpoint
 from draftline_server.model.cpu_layers import compute_dtype
 from draftline_server.model.memory_plan import MemoryBudget, MemoryPlan, PlannedModel
 from draftline_server.model.tokenizer import Tokenizer
@@ -41,8 +43,8 @@ class InspectedModel:
     """Of the weights, as configured; the device may compute in a wider one."""
     compute_dtype: torch.dtype
     """Of activations and cache."""
-    ignored_files: tuple[Path, ...]
-    """Safetensors files that are no part of the checkpoint."""
+    ignored: tuple[str, ...]
+    """What of its weights is not used, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +65,14 @@ class InspectedModels:
     def notes(self) -> list[str]:
         """What is worth a line in the log, though nothing is wrong."""
         models = [self.target] if self.draft is None else [self.target, self.draft]
-        return [
-            f"{_key(model.role)}: ignored {path.name}, which is no part of the checkpoint"
-            for model in models
-            for path in model.ignored_files
-        ]
+        return [f"{_key(model.role)}: ignored {what}" for model in models for what in model.ignored]
 
 
 def inspect_models(config: Config) -> InspectedModels:
     """Checks the configured models and plans the memory. Raises a `StartupError`."""
+    # transformers warns on stderr in a form of its own; its warnings belong in the log of the process.
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
     where = device.resolve_device(config.device)
     target = inspect_model(config.models.target_model, role="target", where=where)
     draft = None
@@ -132,8 +133,14 @@ def inspect_model(model: ModelConfig, *, role: Role, where: torch.device) -> Ins
         digest=digest,
         dtype=dtype,
         compute_dtype=compute_dtype(dtype, where),
-        ignored_files=weights.ignored_files,
+        ignored=_ignored(weights, skeleton),
     )
+
+
+def _ignored(weights: Checkpoint, skeleton: Skeleton) -> tuple[str, ...]:
+    files = [f"{path.name}, which is no part of the checkpoint" for path in weights.ignored_files]
+    tensors = checkpoint.ignored_tensors(weights, skeleton)
+    return (*files, *([tensors] if tensors is not None else []))
 
 
 def read_budget(where: torch.device) -> MemoryBudget:
@@ -223,6 +230,8 @@ def _naming(role: Role) -> Iterator[None]:
         yield
     except ModelError as error:
         raise ModelError(f"{_key(role)}: {error}") from error
+    except OSError as error:  # of any file or folder; the checks name those that they know
+        raise ModelError(f"{_key(role)}: {error.filename}: cannot be read: {error.strerror}") from error
 
 
 def _key(role: Role) -> str:

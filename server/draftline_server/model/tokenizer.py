@@ -26,6 +26,7 @@ import itertools
 import json
 import re
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,13 @@ class Tokenizer:
             raise ModelError(f"{directory}: its tokenizer cannot be loaded: {reason}") from error
         if not isinstance(backend, PreTrainedTokenizerFast):
             raise ModelError(f"{directory}: no tokenizer.json, nor files that transformers turns into one")
-        return cls(backend)
+        try:
+            tokenizer = cls(backend)
+            tokenizer.try_chat()
+        except (jinja2.TemplateSyntaxError, TypeError) as error:
+            reason = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+            raise ModelError(f"{directory}: its chat template cannot be used: {reason}") from error
+        return tokenizer
 
     @property
     def vocab_size(self) -> int:
@@ -114,6 +121,12 @@ class Tokenizer:
         if self._chat is None:
             raise InvalidRequestError("chat", "this model has no chat template; use text or token_ids")
         return self._chat.encode(messages)
+
+    def try_chat(self) -> None:
+        """Raises `jinja2.TemplateSyntaxError` where the chat template is none, such as a truncated one."""
+        if self._chat is not None:
+            with suppress(InvalidRequestError):  # it may take other chats
+                self._chat.encode([("user", "text")])
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids; an id that is no token gives no text."""
@@ -183,10 +196,12 @@ class _ChatEncoder:
                 tokenize=False,
                 add_generation_prompt=True,
             )
+        except jinja2.TemplateSyntaxError:
+            raise  # no chat's fault
         except jinja2.TemplateError as error:  # what a template raises itself is written for the caller
             reason = " ".join((error.message or "").replace(_SEPARATOR, "").split())[:_SHOWN_CHARACTERS]
             raise InvalidRequestError("chat.messages", f"refused by the chat template: {reason}") from error
-        except (TypeError, ValueError) as error:
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise InvalidRequestError("chat.messages", "the chat template cannot render them") from error
         if not rendered:
             raise InvalidRequestError("chat.messages", "the chat template renders them as nothing")

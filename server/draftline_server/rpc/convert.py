@@ -16,7 +16,14 @@ from draftline_server.core.generation import (
 from draftline_server.core.sampling_params import SamplingParams, SpeculationParams
 from draftline_server.core.served_pair import ModelDescription
 from draftline_server.errors import InvalidRequestError
-from draftline_server.frontend import ChatInput, GenerationCall, PromptInput, TextInput, TokenIdsInput
+from draftline_server.frontend import (
+    MAX_CHAT_MESSAGES,
+    ChatInput,
+    GenerationCall,
+    PromptInput,
+    TextInput,
+    TokenIdsInput,
+)
 
 _METHODS = {
     pb.SPECULATION_METHOD_NGRAM: "ngram",
@@ -48,6 +55,9 @@ def prompt_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> PromptIn
         case "text":
             return TextInput(request.text)
         case "chat":
+            if (count := len(request.chat.messages)) > MAX_CHAT_MESSAGES:
+                reason = f"{count} messages, at most {MAX_CHAT_MESSAGES} are allowed"
+                raise InvalidRequestError("chat.messages", reason)
             return ChatInput(tuple((message.role, message.content) for message in request.chat.messages))
         case "token_ids" if isinstance(request, pb.GenerateRequest):
             return TokenIdsInput(request.token_ids.ids)
@@ -68,13 +78,14 @@ def sampling_from_pb(message: pb.SamplingParams) -> SamplingParams:
 
 def speculation_from_pb(message: pb.SpeculationParams) -> SpeculationParams:
     """Raises `InvalidRequestError` for a method without a name."""
-    for index, value in enumerate(message.methods):
+    # One more than there are must repeat one, and of millions not all are looked at.
+    for index, value in enumerate(message.methods[: len(_METHODS) + 1]):
         if value not in _METHODS:
             raise InvalidRequestError(f"speculation.methods[{index}]", f"{value} is not a method")
     return SpeculationParams(
         enabled=message.enabled if message.HasField("enabled") else None,
         max_draft_tokens=message.max_draft_tokens if message.HasField("max_draft_tokens") else None,
-        methods=tuple(_METHODS[value] for value in message.methods),
+        methods=tuple(_METHODS[value] for value in message.methods[: len(_METHODS) + 1]),
     )
 
 

@@ -19,9 +19,17 @@ def listen(host: str, port: int, *, key: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.create_server((address, port), family=family, dualstack_ipv6=address == "::")
+    except UnicodeError as error:  # of a name with a part that is too long
+        raise ResourceError(f"{key}: cannot listen on {host}:{port}: not the name of a host") from error
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise ResourceError(f"{key}: cannot listen on {host}:{port}: {reason}") from error
+
+
+def address_of(host: str, port: int) -> str:
+    """As gRPC takes it: an IPv6 address needs brackets, with which it may be configured or without."""
+    bare = host.strip("[]")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
 
 def check_free(host: str, port: int, *, key: str) -> None:

@@ -11,7 +11,7 @@ from draftline_server.config import ServerConfig
 from draftline_server.errors import ResourceError
 from draftline_server.rpc.health import ServingHealth
 from draftline_server.rpc.interceptors import StatusInterceptor
-from draftline_server.rpc.ports import check_free
+from draftline_server.rpc.ports import address_of, check_free
 from draftline_server.rpc.servicer import SERVICE_NAME, InferenceServicer
 
 _UNLIMITED = -1
@@ -37,10 +37,10 @@ def bind(server: grpc.aio.Server, config: ServerConfig) -> int:
     """Takes the port and returns it; raises `ResourceError` naming the key."""
     # gRPC would write its own lines to stderr for a port in use, and does not say why it failed.
     check_free(config.host, config.grpc_port, key="server.grpc_port")
+    address = address_of(config.host, config.grpc_port)
     try:
-        return server.add_insecure_port(f"{config.host}:{config.grpc_port}")
+        return server.add_insecure_port(address)
     except RuntimeError as error:
-        address = f"{config.host}:{config.grpc_port}"
         raise ResourceError(f"server.grpc_port: cannot listen on {address}; is it in use?") from error
 
 
