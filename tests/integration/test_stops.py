@@ -184,8 +184,8 @@ def test_a_possible_stop_string_at_the_end_of_generation_is_delivered(tail: str)
 def test_the_stop_string_that_ends_first_wins_and_of_those_that_end_together_the_longest() -> None:
     engine = scripted_engine(ids_of_letters("abcdefghij"), k=8)
     for stops, text, matched in [
-        (("ef", "cdefg"), "abcd", "ef"),  # "ef" is complete before "cdefg" is
-        (("cdefg", "fg", "g"), "ab", "cdefg"),  # complete with one token: the earlier beginning
+        (("ef", "cdefg"), "abcd", "ef"),  # "ef" ends before "cdefg" does
+        (("cdefg", "fg", "g"), "ab", "cdefg"),  # they end together: the longest
         (("de", "def"), "abc", "de"),
         (("def", "e"), "abcd", "e"),
     ]:
