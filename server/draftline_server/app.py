@@ -50,7 +50,7 @@ _logger = logging.getLogger(__name__)
 def run(config: Config, build: BuildPair) -> int:
     """Serves until a signal or a failure; returns the exit code. Raises `StartupError`."""
     server = Server(config, build)
-    exit_code = asyncio.run(server.run())
+    exit_code = asyncio.run(_run_to_the_end(server))
     if server.engine_thread.is_alive:
         # A thread inside a step or a load cannot be stopped, and must not be torn down under torch's feet.
         log_event(_logger, logging.WARNING, "engine thread was abandoned")
@@ -58,6 +58,15 @@ def run(config: Config, build: BuildPair) -> int:
         sys.stdout.flush()
         os._exit(exit_code)
     return exit_code
+
+
+async def _run_to_the_end(server: Server) -> int:
+    """Once there is nothing left to end, a SIGTERM must not kill the process and hide its exit code."""
+    try:
+        return await server.run()
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def load_pair(config: Config) -> ServedPair:

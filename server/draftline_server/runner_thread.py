@@ -367,7 +367,7 @@ class EngineThread:
         try:
             while self._take_in(pair.engine):
                 self._publish(pair.engine.step(), pair.engine.statistics())
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no `Exception`
             self._fail(error)
 
     def _take_in(self, engine: ServingEngine) -> bool:
@@ -400,7 +400,7 @@ class EngineThread:
         if must_wake:
             self._call_soon(self._flush)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         log_id = secrets.token_hex(8)
         log_event(_logger, logging.CRITICAL, "engine failed", error_id=log_id, exc_info=error)
         with self._wake:
