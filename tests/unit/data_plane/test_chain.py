@@ -17,7 +17,13 @@ class FakeProposer:
     """Offers up to `longest` tokens to every request but those it was told to leave out."""
 
     def __init__(
-        self, name: str, *, longest: int = 9, unwilling: Sequence[str] = (), delivers: int = 9
+        self,
+        name: str,
+        *,
+        longest: int = 9,
+        unwilling: Sequence[str] = (),
+        lagging: Sequence[str] = (),
+        delivers: int = 9,
     ) -> None:
         self.name = name
         self.asked: list[str] = []
@@ -26,6 +32,7 @@ class FakeProposer:
         self.released: list[str] = []
         self._longest = longest
         self._unwilling = unwilling
+        self._lagging = lagging
         self._delivers = delivers
 
     def max_length(self, request: Request, limit: int) -> int:
@@ -38,6 +45,9 @@ class FakeProposer:
 
     def follow(self, requests: Sequence[Request]) -> None:
         self.followed += [r.request_id for r in requests]
+
+    def lags(self, request: Request) -> bool:
+        return request.request_id in self._lagging
 
     def release(self, request: Request) -> None:
         self.released.append(request.request_id)
@@ -119,3 +129,17 @@ def test_proposers_follow_only_requests_that_may_use_them_and_all_forget() -> No
     assert second.followed == ["any", "only-second"]
     chain.release(off)
     assert (first.released, second.released) == (["off"], ["off"])
+
+
+def test_one_lagging_request_catches_up_at_a_time_where_it_may_use_the_proposer() -> None:
+    proposer = FakeProposer("first", lagging=("off", "b", "c"))
+    requests = [
+        make_request("a"),
+        make_request("off", speculation=SpeculationParams(enabled=False)),
+        make_request("b"),
+        make_request("c"),
+    ]
+
+    ProposerChain([proposer]).catch_up(requests)
+
+    assert proposer.followed == ["b"]
