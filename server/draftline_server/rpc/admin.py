@@ -42,7 +42,7 @@ class AdminServer:
 
     def __init__(self, routes: dict[str, Route]) -> None:
         self._routes = routes
-        self._num_connections = 0
+        self._connections: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
         self._socket: socket.socket
         self._server: asyncio.Server
 
@@ -56,24 +56,31 @@ class AdminServer:
         self._server = await asyncio.start_server(self._serve, sock=self._socket, limit=_MAX_HEAD_BYTES)
 
     async def stop(self) -> None:
+        """Closes the port, and connections on which nothing was asked yet."""
         self._server.close()
+        for writer in self._connections.values():
+            writer.transport.abort()
+        if self._connections:
+            await asyncio.wait(self._connections)
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._num_connections += 1
+        task = asyncio.current_task()
+        assert task is not None, "asyncio runs this as a task"
+        self._connections[task] = writer
         try:
             writer.write(await self._answer(reader))
             await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
             log_event(_logger, logging.DEBUG, "admin client went away")
         finally:
-            self._num_connections -= 1
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
+            del self._connections[task]
 
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
-        if self._num_connections > _MAX_CONNECTIONS:
+        if len(self._connections) > _MAX_CONNECTIONS:
             return _encode(Response(HTTPStatus.SERVICE_UNAVAILABLE, b"too many connections\n"))
         try:
             async with asyncio.timeout(_READ_TIMEOUT_SECONDS):

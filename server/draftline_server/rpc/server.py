@@ -15,6 +15,7 @@ from draftline_server.rpc.ports import address_of, check_free
 from draftline_server.rpc.servicer import SERVICE_NAME, InferenceServicer
 
 _UNLIMITED = -1
+_MAX_UNSEEN_CALLS = 20_000
 _KEEPALIVE_SECONDS = 60
 _KEEPALIVE_TIMEOUT_SECONDS = 20
 _MIN_PING_INTERVAL_SECONDS = 10
@@ -54,6 +55,9 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", _UNLIMITED),
         ("grpc.max_connection_age_ms", round(config.max_connection_age_seconds * 1000)),
         ("grpc.max_connection_age_grace_ms", round(grace_seconds * 1000)),
+        # Beyond it gRPC cancels calls at random, which clients do not retry; our own queue has the limit.
+        ("grpc.server.max_pending_requests", _MAX_UNSEEN_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_UNSEEN_CALLS),
         # Finds clients that vanished without a word, so that they do not keep generating.
         ("grpc.keepalive_time_ms", _KEEPALIVE_SECONDS * 1000),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_SECONDS * 1000),
