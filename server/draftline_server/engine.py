@@ -14,6 +14,7 @@ All of it runs in one thread. The engine never waits; callers step it while `has
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from draftline_server.core.sampling_params import SamplingParams
 from draftline_server.core.scheduler import ScheduledRequest, Scheduler, StepPlan
 from draftline_server.core.stats import EngineStatistics
 from draftline_server.core.tally import Tally
-from draftline_server.errors import DeadlineError, RequestError
+from draftline_server.errors import DeadlineError, ModelError, RequestError
 from draftline_server.model.logits import top_logprobs
 from draftline_server.model.runner import ModelRunner, SequenceInput
 from draftline_server.speculation.calibration import measure_costs
@@ -80,6 +81,9 @@ class Engine:
     def warm_up(self) -> None:
         """Measures costs and completes one request through both models; leaves no trace in the counts."""
         parts = self._parts
+        _check_logits(parts.target, "target")
+        if parts.draft is not None:
+            _check_logits(parts.draft, "draft")
         if parts.proposers.names:
             measure_costs(
                 parts.controller.costs,
@@ -324,6 +328,19 @@ class Engine:
             verify_seconds=tally.verify_seconds,
             last_batch_size=tally.last_batch_size,
             last_batch_tokens=tally.last_batch_tokens,
+        )
+
+
+def _check_logits(runner: ModelRunner, role: str) -> None:
+    """Raises `ModelError` for a model that would answer noise without any sign of it.
+
+    Overwrites the first block of the cache, which must be unused.
+    """
+    logits = runner.forward([SequenceInput(token_ids=(0,), start=0, block_table=(0,), num_logits=1)])
+    if not bool((logits < math.inf).all()):  # nor is NaN
+        raise ModelError(
+            f"models.{role}_model: its first logits are no numbers; its weights are damaged, "
+            "or its dtype is too narrow for them"
         )
 
 

@@ -115,7 +115,7 @@ class ScriptedEngine:
         self.warm_ups = 0
         self._permits = threading.Semaphore(0)
         self._is_held = threading.Event()
-        self._fault: Exception | None = None
+        self._fault: BaseException | None = None
         self.step_began = threading.Event()
         """Set when a step begins; clear it to wait for the next one."""
 
@@ -134,7 +134,7 @@ class ScriptedEngine:
         self._is_held.clear()
         self._permits.release()
 
-    def fail_next_step(self, fault: Exception) -> None:
+    def fail_next_step(self, fault: BaseException) -> None:
         """Makes the next step raise."""
         self._fault = fault
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,12 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> ModelZoo:
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     return ModelZoo(tmp_path_factory.mktemp("zoo"))
+
+
+@pytest.fixture
+def fixed_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests without a seed draw theirs from a fixed source, so that every run is the same."""
+    monkeypatch.setattr("secrets.randbits", random.Random(2025).getrandbits)
 
 
 @pytest.fixture(scope="session")

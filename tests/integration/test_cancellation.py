@@ -18,14 +18,10 @@ from support.prompts import random_prompt
 from support.reference import Reference
 from support.zoo import ModelZoo
 
+pytestmark = pytest.mark.usefixtures("fixed_randomness")
+
 CONTEXT = 128
 GONE = CancelledError("the client went away")
-
-
-@pytest.fixture(autouse=True)
-def fixed_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests without a seed draw theirs from here, so that every run is the same."""
-    monkeypatch.setattr("secrets.randbits", random.Random(2025).getrandbits)
 
 
 def engine_of(zoo: ModelZoo, clock: FakeClock) -> Engine:

@@ -19,6 +19,8 @@ from support.reference import Reference
 from support.tiny_models import FAMILIES, Family, noised_clone
 from support.zoo import ModelZoo
 
+pytestmark = pytest.mark.usefixtures("fixed_randomness")
+
 Source = Literal["ngram", "self", "noised", "unrelated", "chain"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 DRAFT_LENGTHS = (0, 1, 2, 4, 8)

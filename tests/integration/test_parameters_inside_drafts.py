@@ -23,6 +23,8 @@ from support.reference import Reference
 from support.tiny_tokenizers import EOS_IDS, LETTERS_VOCAB_SIZE
 from support.zoo import DraftKind, ModelZoo
 
+pytestmark = pytest.mark.usefixtures("fixed_randomness")
+
 OFF = SpeculationParams(enabled=False)
 NUM_TOKENS = 16
 

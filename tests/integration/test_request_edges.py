@@ -20,6 +20,8 @@ from support.prompts import mixed_prompts, random_prompt
 from support.reference import Reference
 from support.zoo import ModelZoo
 
+pytestmark = pytest.mark.usefixtures("fixed_randomness")
+
 VOCAB_SIZE = 384
 CONTEXT = 64
 NAN, INFINITY = math.nan, math.inf
@@ -123,7 +125,8 @@ def test_parameters_that_do_not_fit_each_other_or_the_model_are_refused(
 def test_a_parameter_at_the_edge_of_its_bounds_does_not_poison_the_sampler(
     engine: Engine, options: dict[str, Any]
 ) -> None:
-    """Where a probability became NaN, token 0 would come out."""
+    """Where a probability became NaN, token 0 would come out, which is impossible otherwise."""
+    options = options | {"logit_bias": {0: -100.0} | options.get("logit_bias", {})}
     prompts = mixed_prompts(4, longest=20)[::2]
     with guarded(engine):
         drafted = generate(engine, prompts, max_tokens=10, seed=1, **options)
@@ -343,15 +346,19 @@ def test_drafts_longer_than_the_token_budget_are_cut_to_it(zoo: ModelZoo) -> Non
         inference={"max_batched_tokens": 16},
         speculation={"methods": ("draft_model",), "num_speculative_tokens": 15},
     )
-    prompts = mixed_prompts(8)
+    prompts = [random_prompt(1 + seed % 3, seed=seed) for seed in range(8)]  # soon all of them decode
     reference = Reference(zoo.target())
     with guarded(engine):
         for index, prompt in enumerate(prompts):
             add(engine, str(index), prompt, max_tokens=24)
         completions: dict[str, list[int]] = {}
+        largest = 0
         while engine.has_work:
             for delta in engine.step():
                 completions.setdefault(delta.request_id, []).extend(delta.token_ids)
-            assert engine.statistics().last_batch_tokens <= 16
+            statistics = engine.statistics()
+            assert statistics.last_batch_tokens <= 16
+            largest = max(largest, statistics.last_batch_size if statistics.draft_length > 0 else 0)
+    assert largest == 8, "the budget was never short"
     for index, prompt in enumerate(prompts):
         assert completions[str(index)] == reference.greedy(prompt, 24)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -102,14 +104,21 @@ async def test_unknown_health_service_is_not_found(serving: RunningServer) -> No
     assert error.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_exception_in_a_step_fails_every_call_and_ends_the_process(serving: RunningServer) -> None:
+class Panic(BaseException):
+    """As a library in Rust raises."""
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("secret"), Panic("secret")], ids=["exception", "panic"])
+async def test_exception_in_a_step_fails_every_call_and_ends_the_process(
+    serving: RunningServer, fault: BaseException
+) -> None:
     serving.engine.hold()
     calls = [serving.stub.Generate(text_request("x")), serving.stub.GenerateStream(text_request("y"))]
     await wait_for(serving.engine.step_began.is_set)
     await wait_for(lambda: serving.server.engine_thread.num_submitted == 2)
     watch = serving.health_stub.Watch(health_pb2.HealthCheckRequest())
     assert (await watch.read()).status == HEALTH.SERVING
-    serving.engine.fail_next_step(RuntimeError("secret"))
+    serving.engine.fail_next_step(fault)
     serving.engine.resume()
     errors = [await failure_of(call) for call in calls]
     assert [error.code() for error in errors] == [grpc.StatusCode.INTERNAL] * 2
@@ -188,7 +197,19 @@ async def test_port_in_use_is_named_before_anything_is_loaded(key: str, host: st
             await Server(config, build).run()
 
 
-@pytest.mark.parametrize("host", ["[::]", "0.0.0.0", "localhost"])
+async def test_idle_admin_connection_ends_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_server() as serving:
+        reader, writer = await asyncio.open_connection("127.0.0.1", serving.server.admin_port)
+        await serving.get("/healthz")  # by then the server has taken the first connection, too
+        serving.server.request_stop()
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+        await serving.task
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize("host", ["[::]", "::", "0.0.0.0", "localhost"])
 async def test_both_ports_listen_on_the_configured_host(host: str) -> None:
     async with running_server(config=make_config(host=host)) as serving:
         assert (await serving.stub.Generate(text_request("ok", max_tokens=2))).text == "ok"

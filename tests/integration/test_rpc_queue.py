@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -55,6 +56,14 @@ async def test_seats_and_queue_are_filled_and_no_more(serving: RunningServer) ->
     serving.engine.resume()
     texts = [(await call).text for call in calls]
     assert texts == [(f"{index} " * 6)[:12] for index in range(8)]
+    await serving.wait_until_idle()
+
+
+async def test_burst_of_calls_is_refused_by_us_and_not_dropped_by_grpc(serving: RunningServer) -> None:
+    calls = [serving.stub.Generate(text_request("x", max_tokens=1)) for _ in range(1500)]
+    codes = Counter([await call.code() for call in calls])
+    assert codes.keys() <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert codes[grpc.StatusCode.OK] >= 8
     await serving.wait_until_idle()
 
 

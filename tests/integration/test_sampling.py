@@ -10,7 +10,6 @@ come from a fixed source here, so every test passes or fails for good.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from typing import Any, Literal
 
@@ -23,6 +22,8 @@ from support.guarantees import assert_idle
 from support.reference import Reference
 from support.statistics import assert_distributed, counts_at, joint_distribution, marginal
 from support.zoo import ModelZoo
+
+pytestmark = pytest.mark.usefixtures("fixed_randomness")
 
 PROMPT = (4, 9, 6, 4, 9)
 NUM_TOKENS = 4
@@ -40,11 +41,6 @@ FILTERS: Filters = {
     "min-p": {"min_p": 0.2},
     "all": {"temperature": 1.7, "top_k": 6, "top_p": 0.8, "min_p": 0.05},
 }
-
-
-@pytest.fixture(autouse=True)
-def fixed_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("secrets.randbits", random.Random(2025).getrandbits)
 
 
 def engine_of(zoo: ModelZoo, source: Source) -> Engine:

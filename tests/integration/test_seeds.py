@@ -13,6 +13,8 @@ from support.prompts import mixed_prompts, random_prompt
 from support.tiny_tokenizers import LETTERS_VOCAB_SIZE
 from support.zoo import DraftKind, ModelZoo
 
+pytestmark = pytest.mark.usefixtures("fixed_randomness")
+
 OFF = SpeculationParams(enabled=False)
 
 

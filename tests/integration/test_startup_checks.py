@@ -6,6 +6,8 @@ The table is of changes to a healthy pair: a target in three shards and an unsha
 from __future__ import annotations
 
 import json
+import logging
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from draftline_server.config import parse_config
 from draftline_server.core.digest import MANIFEST_NAME, write_manifest
+from draftline_server.engine_factory import build_served_pair
 from draftline_server.errors import ConfigError, ModelError, ResourceError, StartupError
 from draftline_server.model import device
 from draftline_server.model.device import DeviceMemory
@@ -162,6 +165,12 @@ DIRECTORY_FAULTS: list[Fault] = [
      f"{TARGET_KEY}…/target/config.json: The hidden size (66)"),
     ("config-has-a-wrong-type", lambda p: config_of(p, num_hidden_layers="two"), ModelError,
      f"{TARGET_KEY}…/target/config.json: "),
+    ("config-nested-without-end", lambda p: (p.target / "config.json").write_text("[" * 100_000), ModelError,
+     f"{TARGET_KEY}…/target/config.json: not valid JSON"),
+    ("name-too-long", lambda p: p.document["models"]["target_model"].update(path="x" * 5000), ModelError,
+     "cannot be read: File name too long"),
+    ("chat-template-cut", lambda p: (p.target / "chat_template.jinja").write_text("{% for message in"),
+     ModelError, f"{TARGET_KEY}…/target: its chat template cannot be used: "),
     ("adapter", lambda p: (p.target / "adapter_config.json").write_text("{}"), ModelError,
      "adapter_config.json: adapters are not supported"),
     ("generation-config-cut", lambda p: truncate(p.target / "generation_config.json", 10), ModelError,
@@ -178,6 +187,9 @@ DIRECTORY_FAULTS: list[Fault] = [
 WEIGHT_FAULTS: list[Fault] = [
     ("no-weights", lambda p: (p.draft / WEIGHTS).unlink(), ModelError,
      f"{DRAFT_KEY}…/draft: no weights: neither {WEIGHTS} nor {INDEX} is there"),
+    ("link-to-nowhere", steps(lambda p: (p.draft / WEIGHTS).unlink(),
+                              lambda p: (p.draft / WEIGHTS).symlink_to("nowhere")), ModelError,
+     f"{DRAFT_KEY}…/draft/{WEIGHTS}: cannot be read: No such file"),
     ("only-gguf", lambda p: (p.draft / WEIGHTS).rename(p.draft / "model.gguf"), ModelError,
      "only model.gguf; convert it to safetensors first"),
     ("only-pickle", lambda p: (p.draft / WEIGHTS).rename(p.draft / "pytorch_model.bin"), ModelError,
@@ -267,6 +279,12 @@ ARCHITECTURE_FAULTS: list[Fault] = [
      "architectures is ['LlamaForSequenceClassification'], a served llama is LlamaForCausalLM"),
     ("quantized", lambda p: config_of(p, quantization_config={"quant_method": "gptq"}), ModelError,
      "its weights are quantized (quantization_config), which is not supported"),
+    ("no-layers", lambda p: config_of(p, num_hidden_layers=0), ModelError,
+     "config.json: num_hidden_layers is 0, at least 1 is needed"),
+    ("no-context", lambda p: config_of(p, max_position_embeddings=-5), ModelError,
+     "config.json: max_position_embeddings is -5, at least 2 is needed"),
+    ("unknown-activation", lambda p: config_of(p, hidden_act="step"), ModelError,
+     f"{TARGET_KEY}…/target/config.json: there is no 'step'"),
     ("batch-dependent-rope",
      lambda p: config_of(p, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
      ModelError, "rope_type dynamic is not supported: it changes with the longest sequence of a batch"),
@@ -370,6 +388,43 @@ def test_stray_files_are_ignored_and_reported(pair: Pair) -> None:
     assert pair.inspect().notes() == [
         "models.target_model.path: ignored consolidated.safetensors, which is no part of the checkpoint"
     ]
+
+
+def test_tensors_that_the_model_does_not_have_are_ignored_and_reported(pair: Pair) -> None:
+    config_of(pair, num_hidden_layers=1)
+    edit_tensors(pair.draft / WEIGHTS, lambda t: t.update({"extra": torch.zeros(3)}))
+    assert pair.inspect().notes() == [
+        "models.target_model.path: ignored 9 tensors that the model does not have: "
+        "model.layers.1.input_layernorm.weight, model.layers.1.mlp.down_proj.weight, "
+        "model.layers.1.mlp.gate_proj.weight, ...",
+        "models.draft_model.path: ignored 1 tensor that the model does not have: extra",
+    ]
+
+
+def test_what_transformers_warns_of_is_in_the_log(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    config_of(pair, bos_token_id=5000)
+    with caplog.at_level(logging.WARNING):
+        pair.inspect()
+    assert any("bos_token_id" in record.getMessage() for record in caplog.records)
+
+
+def test_what_config_json_says_of_outputs_changes_nothing(zoo: ModelZoo, tmp_path: Path) -> None:
+    directory = shutil.copytree(zoo.target(), tmp_path / "target")
+    settings = {"return_dict": False, "output_attentions": True, "output_hidden_states": True}
+    edit_json(directory / "config.json", **settings)
+    config = parse_config({"device": "cpu", "models": {"target_model": {"path": str(directory)}}})
+    build_served_pair(config, inspect_models(config)).engine.warm_up()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_weights_that_are_no_numbers_are_found_in_the_warm_up(pair: Pair, role: str, value: float) -> None:
+    path = pair.shard(1) if role == "target" else pair.draft / WEIGHTS
+    edit_tensors(path, lambda t: t[min(t)].fill_(value))
+    config = parse_config(pair.document)
+    engine = build_served_pair(config, inspect_models(config)).engine
+    with pytest.raises(ModelError, match=rf"^models\.{role}_model: its first logits are no numbers"):
+        engine.warm_up()
 
 
 @pytest.mark.parametrize("missing", ["model.", "lm_head.weight"])

@@ -15,6 +15,8 @@ from support.prompts import mixed_prompts
 from support.tiny_tokenizers import TokenizerKind
 from support.zoo import ModelZoo
 
+pytestmark = pytest.mark.usefixtures("fixed_randomness")
+
 OFF = SpeculationParams(enabled=False)
 PROMPT = (7, 11, 13)
 REPLACEMENT = "\ufffd"

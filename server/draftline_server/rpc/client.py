@@ -34,10 +34,13 @@ def build_request(options: CompletionOptions) -> pb.GenerateRequest:
         request = pb.GenerateRequest(sampling=pb.SamplingParams(**options.sampling))
     except (ValueError, TypeError) as error:
         raise CallFailedError(f"a sampling value cannot be sent: {error}") from error
-    if options.is_chat:
-        request.chat.messages.add(role="user", content=options.prompt)
-    else:
-        request.text = options.prompt
+    try:
+        if options.is_chat:
+            request.chat.messages.add(role="user", content=options.prompt)
+        else:
+            request.text = options.prompt
+    except ValueError as error:
+        raise CallFailedError("the prompt is not UTF-8 text") from error
     if not options.use_speculation:
         request.speculation.enabled = False
     return request

@@ -132,6 +132,9 @@ def test_generate_without_a_server_says_so(capsys: pytest.CaptureFixture[str]) -
 def test_value_that_the_wire_cannot_carry_is_refused() -> None:
     with pytest.raises(CallFailedError, match="cannot be sent"):
         build_request(CompletionOptions(prompt="x", sampling={"max_tokens": 2**64}))
+    for is_chat in (True, False):
+        with pytest.raises(CallFailedError, match="not UTF-8"):  # as stdin gives what is none
+            build_request(CompletionOptions(prompt="\udcff", is_chat=is_chat))
 
 
 def test_summary_is_described() -> None:

@@ -20,6 +20,22 @@ FAULTS = [
     ("scalar", "models\n", '(the file): must be a mapping of keys, not "models"'),
     ("number", "7\n", "(the file): must be a mapping of keys, not 7"),
     ("not-yaml", "models: [\n", "not valid YAML: …"),
+    (
+        "value-of-another-type",
+        f"{MINIMAL}service_name: 2029-13-45\n",
+        'not valid YAML: "2029-13-45" is no timestamp …',
+    ),
+    (
+        "tag-that-does-not-fit",
+        f"{MINIMAL}service_name: !!bool perhaps\n",
+        'not valid YAML: "perhaps" is no bool …',
+    ),
+    (
+        "number-of-too-many-digits",
+        f"{MINIMAL}server: {{grpc_port: {'9' * 5000}}}\n",
+        'not valid YAML: "9999…',
+    ),
+    ("nested-without-end", "[" * 1000, "not valid YAML: nested too deeply"),
     ("two-documents", f"{MINIMAL}---\n{MINIMAL}", "not valid YAML: expected a single document …"),
     ("no-models", "device: cpu\n", "models: missing; it must be a mapping of keys"),
     ("no-target", "models: {}\n", "models.target_model: missing; it must be a mapping of keys"),
@@ -48,6 +64,21 @@ FAULTS = [
         "duplicate-key",
         f"{MINIMAL}server:\n  grpc_port: 1\n  grpc_port: 2\n",
         "server.grpc_port: given twice, in lines 3 and 4",
+    ),
+    (
+        "text-too-long",
+        f"{MINIMAL}service_name: {'n' * 254}\n",
+        f'service_name: must be text of 1 to 253 characters, not "{"n" * 56}...',
+    ),
+    (
+        "host-with-a-control-character",
+        f'{MINIMAL}server: {{host: "\\0"}}\n',
+        'server.host: must be text that matches ^[!-~]+$, not "\\u0000"',
+    ),
+    (
+        "queue-beyond-what-the-api-can-say",
+        f"{MINIMAL}server: {{max_queue_length: 2147483648}}\n",
+        "server.max_queue_length: must be an integer at least 0 and at most 2147483647, not 2147483648",
     ),
     ("duplicate-section", f"{MINIMAL}{MINIMAL}", "models: given twice, in lines 1 and 2"),
     (

@@ -109,6 +109,15 @@ def test_delta_becomes_a_chunk() -> None:
     )
 
 
+def test_what_repeats_without_end_is_refused_without_looking_at_all_of_it() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^chat\.messages: 5000 messages, at most 4096 "):
+        convert.prompt_from_pb(pb.GenerateRequest(chat=pb.ChatMessages(messages=[pb.ChatMessage()] * 5000)))
+    methods = [pb.SPECULATION_METHOD_NGRAM] * 1_000_000
+    speculation = convert.speculation_from_pb(pb.SpeculationParams(methods=methods))
+    with pytest.raises(InvalidRequestError, match=r"^speculation\.methods: names a method twice$"):
+        speculation.validate(available_methods=("ngram",), num_speculative_tokens=5)
+
+
 @pytest.mark.parametrize(
     ("matched", "expected"),
     [

@@ -6,6 +6,7 @@ import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import cast
 
 import pytest
@@ -227,6 +228,42 @@ def test_threads_may_share_a_tokenizer(directories: dict[str, Path]) -> None:
     alone = [tokenizer.encode_chat(chat) for chat in chats]
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(tokenizer.encode_chat, chats * 5)) == alone * 5
+
+
+def test_a_long_text_does_not_hold_up_other_threads(directories: dict[str, Path]) -> None:
+    tokenizer = Tokenizer.load(directories["bytes"])
+    num_turns, is_done = 0, Event()
+
+    def take_turns() -> None:
+        nonlocal num_turns
+        while not is_done.wait(0.001):
+            num_turns += 1
+
+    with ThreadPoolExecutor(1) as others:
+        others.submit(take_turns)
+        ids = tokenizer.encode("ab " * 100_000)
+        is_done.set()
+    assert len(ids) > 100_000
+    assert num_turns > 5
+
+
+@pytest.mark.parametrize("template", ["{% if messages", "{{ messages | nothing_like_it }}"])
+def test_a_chat_template_that_is_none_is_found_at_the_start(tmp_path: Path, template: str) -> None:
+    make_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(ModelError, match=r": its chat template cannot be used: ") as caught:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 1 / 0 }}", "{{ '{}{}'.format(1) }}", "{{ range(10 ** 9) }}", "{{ messages[5].content }}"]
+)
+def test_a_chat_that_its_template_cannot_render_is_refused(tmp_path: Path, template: str) -> None:
+    make_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(InvalidRequestError, match=r"^chat\.messages: "):
+        Tokenizer.load(tmp_path).encode_chat([("user", "Hello")])
 
 
 @pytest.mark.parametrize(
