@@ -203,8 +203,22 @@ def paged_attention(
     layer = module.layer_idx
     assert isinstance(layer, int)
     _write(paged, layer, key[0], value[0])
-    packed = query[0].transpose(0, 1)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    packed = query[0].transpose(0, 1)
+    output = attend(paged, layer, packed, scaling=scaling, window=sliding_window, softcap=softcap)
+    return output.unsqueeze(0), None
+
+
+def attend(
+    paged: PagedContext,
+    layer: int,
+    packed: Tensor,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention of queries ``[T, H, D]`` whose keys and values are in the cache; returns the same shape."""
     batch = paged.kernel_batch
     if batch is None:
         output = torch.empty_like(packed, memory_format=torch.contiguous_format)
@@ -218,7 +232,7 @@ def paged_attention(
             kv_lengths=batch.kv_lengths,
             tables=batch.tables,
             scaling=scaling,
-            window=sliding_window,
+            window=window,
             softcap=softcap,
         )
     for group in paged.groups:
@@ -226,13 +240,13 @@ def paged_attention(
         queries = packed[group.row_slice] if group.row_slice else packed[group.rows.flatten()]
         queries = queries.view(batch_size, num_queries, *packed.shape[1:]).transpose(1, 2)
         keys, values = paged.cache.gather(layer, group.block_ids)
-        attended = _attend(queries, keys, values, group.mask(sliding_window), scaling, softcap)
+        attended = _attend(queries, keys, values, group.mask(window), scaling, softcap)
         attended = attended.transpose(1, 2).reshape(-1, *packed.shape[1:])
         if group.row_slice:
             output[group.row_slice] = attended
         else:
             output[group.rows.flatten()] = attended
-    return output.unsqueeze(0), None
+    return output
 
 
 def _write(paged: PagedContext, layer: int, keys: Tensor, values: Tensor) -> None:

@@ -5,16 +5,29 @@
  *
  * Compiled by cpu_kernels.py with -mavx2 -mfma; OpenMP calls go to the runtime that torch has loaded.
  */
+#include <cpuid.h>
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define TILE 16 /* output features of a weight tile: two AVX registers of float32 */
 #define ROWS 6  /* input rows of a block: 6 x 2 accumulators and the weights fill the 16 registers */
 #define MAX_HEAD_DIM 256
 #define MAX_GROUP 32 /* query heads that share a key head */
 #define KEYS 64 /* keys whose scores are held at once */
+#define PARALLEL_FROM 65536 /* values that are worth waking other threads */
+
+/* Whether this CPU has what amx_linear.c needs, and the operating system lets this process use it. */
+int amx_is_usable(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    unsigned eax, ebx, ecx, edx;
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
+    const int has_tiles = (edx >> 24) & 1, has_bf16 = (edx >> 22) & 1;
+    return has_tiles && has_bf16 && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
 
 /* ---- Linear layers -------------------------------------------------------------------------------------
  *
@@ -74,8 +87,8 @@ DEFINE_BLOCK(block_bf16, uint16_t, load_bf16)
 DEFINE_BLOCK(block_f32, float, load_f32)
 
 #define DEFINE_LINEAR(NAME, TYPE, BLOCK)                                                                    \
-    void NAME(const float *x, int64_t m, int64_t k, const TYPE *packed, const float *bias, float *y,       \
-              int64_t n) {                                                                                 \
+    int NAME(const float *x, int64_t m, int64_t k, const TYPE *packed, const float *bias, float *y,        \
+             int64_t n) {                                                                                  \
         const int64_t tiles = (n + TILE - 1) / TILE, blocks = (m + ROWS - 1) / ROWS;                       \
         _Pragma("omp parallel for schedule(static)") for (int64_t tile = 0; tile < tiles; tile++) {        \
             const TYPE *w = packed + tile * k * TILE;                                                      \
@@ -97,6 +110,7 @@ DEFINE_BLOCK(block_f32, float, load_f32)
                 r += rows;                                                                                 \
             }                                                                                              \
         }                                                                                                  \
+        return 0;                                                                                          \
     }
 
 DEFINE_LINEAR(linear_bf16, uint16_t, block_bf16)
@@ -125,6 +139,76 @@ void rms_norm_f32(const float *x, const float *weight, float *y, int64_t rows, i
     }
 }
 
+/* ---- Activations -------------------------------------------------------------------------------------- */
+
+/* exp of 8 floats <= 0: 2^n * exp(r) with |r| <= ln(2)/2 and the series of exp, to about 1e-7. */
+static inline __m256 exp256(__m256 x) {
+    x = _mm256_max_ps(x, _mm256_set1_ps(-87.0f));
+    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
+                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    /* ln(2) in two parts, so that n * ln(2) loses nothing. */
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
+    __m256 sum = _mm256_set1_ps(1.0f / 5040);
+    const float factorials[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+    for (int i = 0; i < 7; i++) sum = _mm256_fmadd_ps(sum, r, _mm256_set1_ps(factorials[i]));
+    const __m256i power = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), power));
+}
+
+/* y[m, i] = silu(x[m, i]) * x[m, n + i] for x [rows, 2 n]; silu(a) = a / (1 + exp(-a)). */
+void gated_silu_f32(const float *x, float *y, int64_t rows, int64_t n) {
+#pragma omp parallel for schedule(static) if (rows * n > PARALLEL_FROM)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *gate = x + r * 2 * n, *up = gate + n;
+        int64_t i = 0;
+        for (; i + 8 <= n; i += 8) {
+            const __m256 a = _mm256_loadu_ps(gate + i), one = _mm256_set1_ps(1.0f);
+            /* exp(-|a|) never overflows; the sigmoid of a negative number is e / (1 + e). */
+            const __m256 e = exp256(_mm256_or_ps(a, _mm256_set1_ps(-0.0f)));
+            const __m256 sigmoid = _mm256_div_ps(_mm256_blendv_ps(one, e, a), _mm256_add_ps(one, e));
+            _mm256_storeu_ps(y + r * n + i, _mm256_mul_ps(_mm256_mul_ps(a, sigmoid), _mm256_loadu_ps(up + i)));
+        }
+        for (; i < n; i++) y[r * n + i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+    }
+}
+
+/* ---- Rotary positions ----------------------------------------------------------------------------------
+ *
+ * x[i] * cos[i] + rotate_half(x)[i] * sin[i], after an RMS norm over the head where it has one.
+ */
+static void rotate_head(const float *x, const float *norm, float epsilon, const float *cos, const float *sin,
+                        float *out, int64_t dim) {
+    float normed[MAX_HEAD_DIM];
+    if (norm) {
+        rms_norm_f32(x, norm, normed, 1, dim, epsilon);
+        x = normed;
+    }
+    const int64_t half = dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        out[i] = x[i] * cos[i] - x[i + half] * sin[i];
+        out[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half];
+    }
+}
+
+/* qkv [tokens, heads + 2 kv_heads, dim]: queries go rotated to q [tokens, heads, dim], keys rotated and values
+ * as they are to the pools, at slots[token]. */
+void rotate_and_store_f32(const float *qkv, const float *cos, const float *sin, const float *q_norm,
+                          const float *k_norm, float epsilon, float *q, float *key_pool, float *value_pool,
+                          const int64_t *slots, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim) {
+    const int64_t row = (heads + 2 * kv_heads) * dim;
+#pragma omp parallel for schedule(static) if (tokens * row > PARALLEL_FROM)
+    for (int64_t t = 0; t < tokens; t++) {
+        const float *c = cos + t * dim, *s = sin + t * dim, *in = qkv + t * row;
+        for (int64_t h = 0; h < heads; h++, in += dim)
+            rotate_head(in, q_norm, epsilon, c, s, q + (t * heads + h) * dim, dim);
+        float *key = key_pool + slots[t] * kv_heads * dim;
+        for (int64_t h = 0; h < kv_heads; h++, in += dim)
+            rotate_head(in, k_norm, epsilon, c, s, key + h * dim, dim);
+        memcpy(value_pool + slots[t] * kv_heads * dim, in, (size_t)(kv_heads * dim) * sizeof(float));
+    }
+}
+
 /* ---- Attention -----------------------------------------------------------------------------------------
  *
  * new_keys, new_values: [kv_heads, tokens, dim] rows of the tokens fed now, written to pool slot slots[token].
@@ -143,21 +227,6 @@ void write_kv_f32(const float *new_rows, float *pool, const int64_t *slots, int6
  * A query sees keys up to its own position, and only the last `window` of them where window > 0.
  * softcap > 0 squashes scores to softcap * tanh(score / softcap).
  */
-
-/* exp of 8 floats <= 0: 2^n * exp(r) with |r| <= ln(2)/2 and the series of exp, to about 1e-7. */
-static inline __m256 exp256(__m256 x) {
-    x = _mm256_max_ps(x, _mm256_set1_ps(-87.0f));
-    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
-                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    /* ln(2) in two parts, so that n * ln(2) loses nothing. */
-    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
-    __m256 sum = _mm256_set1_ps(1.0f / 5040);
-    const float factorials[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
-    for (int i = 0; i < 7; i++) sum = _mm256_fmadd_ps(sum, r, _mm256_set1_ps(factorials[i]));
-    const __m256i power = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
-    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), power));
-}
 
 /* The sums of 8 registers as one. */
 static inline __m256 sum8(const __m256 *v) {

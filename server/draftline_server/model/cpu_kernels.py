@@ -1,46 +1,63 @@
-"""Compiles and calls `cpu_kernels.c`: what torch does slowly on a CPU without bfloat16 instructions.
+"""Calls `cpu_kernels.c` and, on CPUs with AMX, `amx_linear.c`: what torch does slowly on a CPU.
 
-The library is built once with the system's C compiler (a second or two) and kept in the user's cache
-directory under a key of its source. Without a compiler or without AVX2 nothing is lost but speed:
-`load` returns None and torch's own operations do the work.
+Without a compiler or without AVX2 nothing is lost but speed: `load` returns None and torch's own
+operations do the work.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import logging
-import os
-import shutil
-import subprocess
-import tempfile
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-logger = logging.getLogger(__name__)
+from draftline_server.model import native_library
 
-_SOURCE = Path(__file__).with_name("cpu_kernels.c")
-_FLAGS = ("-O3", "-mavx2", "-mfma", "-fopenmp", "-fPIC", "-shared")
+_AVX2_SOURCE = Path(__file__).with_name("cpu_kernels.c")
+_AVX2_FLAGS = ("-mavx2", "-mfma")
+_AMX_SOURCE = Path(__file__).with_name("amx_linear.c")
+_AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512bf16")
 _TILE = 16
+_AMX_DEPTH = 32
 _MAX_HEAD_DIM = 256
 _MAX_GROUP_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """The weight of a linear layer in the layout of the function that reads it."""
+
+    data: Tensor
+    out_features: int
+    multiply: Any
+    """The C function."""
 
 
 class CpuKernels:
     """The compiled functions, for contiguous tensors on the CPU."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, amx: ctypes.CDLL | None = None) -> None:
+        self._library = library
         pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
         self._linears = {torch.bfloat16: library.linear_bf16, torch.float32: library.linear_f32}
-        for function in self._linears.values():
-            function.argtypes = [pointer, size, size, pointer, pointer, pointer, size]
-            function.restype = None
+        self._linear_amx = None if amx is None else amx.linear_amx
+        for function in (*self._linears.values(), self._linear_amx):
+            if function is not None:
+                function.argtypes = [pointer, size, size, pointer, pointer, pointer, size]
+                function.restype = ctypes.c_int
         self._rms_norm = library.rms_norm_f32
         self._rms_norm.argtypes = [pointer] * 3 + [size] * 2 + [real]
         self._rms_norm.restype = None
+        self._gated_silu = library.gated_silu_f32
+        self._gated_silu.argtypes = [pointer] * 2 + [size] * 2
+        self._gated_silu.restype = None
+        self._rotate = library.rotate_and_store_f32
+        self._rotate.argtypes = [pointer] * 5 + [real] + [pointer] * 4 + [size] * 4
+        self._rotate.restype = None
         self._write = library.write_kv_f32
         self._write.argtypes = [pointer] * 3 + [size] * 5
         self._write.restype = None
@@ -48,20 +65,36 @@ class CpuKernels:
         self._attention.argtypes = [pointer] * 4 + [size] + [pointer] * 4 + [size] * 6 + [real] * 2
         self._attention.restype = None
 
-    def linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-        """``x [..., in]`` float32 by weights from `pack_weight`; returns ``[..., out_features]``."""
+    @property
+    def has_amx(self) -> bool:
+        return self._linear_amx is not None
+
+    def without_amx(self) -> CpuKernels:
+        """The same for a CPU that lacks it; for tests."""
+        return CpuKernels(self._library)
+
+    def pack(self, weight: Tensor) -> PackedWeight:
+        """``[out, in]`` in bfloat16 or float32, for `linear`."""
+        if weight.dtype == torch.bfloat16 and self._linear_amx is not None:
+            return PackedWeight(_pack_for_amx(weight), weight.shape[0], self._linear_amx)
+        return PackedWeight(_pack_for_avx2(weight), weight.shape[0], self._linears[weight.dtype])
+
+    def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        """``x [..., in]`` float32 by a packed weight; returns ``[..., out]``."""
         x = x.contiguous()
         in_features = x.shape[-1]
-        y = x.new_empty((*x.shape[:-1], out_features))
-        self._linears[packed.dtype](
+        y = x.new_empty((*x.shape[:-1], weight.out_features))
+        status = weight.multiply(
             x.data_ptr(),
             x.numel() // in_features,
             in_features,
-            packed.data_ptr(),
+            weight.data.data_ptr(),
             None if bias is None else bias.data_ptr(),
             y.data_ptr(),
-            out_features,
+            weight.out_features,
         )
+        if status != 0:
+            raise MemoryError("no memory for the inputs of a linear layer")
         return y
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -71,6 +104,54 @@ class CpuKernels:
         dim = weight.shape[0]
         self._rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // dim, dim, epsilon)
         return y
+
+    def gated_silu(self, x: Tensor) -> Tensor:
+        """``silu(gate) * up`` of the halves of contiguous float32 ``x [..., 2 n]``; returns ``[..., n]``."""
+        size = x.shape[-1] // 2
+        y = x.new_empty((*x.shape[:-1], size))
+        self._gated_silu(x.data_ptr(), y.data_ptr(), y.numel() // size, size)
+        return y
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        slots: Tensor,
+        *,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        epsilon: float,
+    ) -> Tensor:
+        """Rotates queries and keys of contiguous ``qkv [T, (heads + 2 kv_heads) * dim]`` by their positions.
+
+        `cos` and `sin` are ``[T, dim]``; the norms' weights ``[dim]`` apply to each head before. Keys and
+        values go to ``slots [T]`` of one layer's pools ``[blocks, block_size, kv_heads, dim]``; the queries
+        are returned, ``[T, heads, dim]``.
+        """
+        num_kv_heads, dim = keys.shape[-2:]
+        num_tokens = qkv.shape[0]
+        num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
+        q = qkv.new_empty((num_tokens, num_heads, dim))
+        self._rotate(
+            qkv.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            None if q_norm is None else q_norm.data_ptr(),
+            None if k_norm is None else k_norm.data_ptr(),
+            epsilon,
+            q.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            slots.data_ptr(),
+            num_tokens,
+            num_heads,
+            num_kv_heads,
+            dim,
+        )
+        return q
 
     def write(self, pool: Tensor, slots: Tensor, rows: Tensor) -> None:
         """Stores ``rows [kv_heads, tokens, dim]`` at ``slots [tokens]`` of one layer's pool."""
@@ -136,8 +217,8 @@ def can_attend(*, head_dim: int, group_size: int) -> bool:
     return head_dim % 8 == 0 and head_dim <= _MAX_HEAD_DIM and group_size <= _MAX_GROUP_SIZE
 
 
-def pack_weight(weight: Tensor) -> Tensor:
-    """``[out, in]`` in bfloat16 or float32, as `CpuKernels.linear` reads it: ``[tiles, in, 16]``."""
+def _pack_for_avx2(weight: Tensor) -> Tensor:
+    """``[tiles, in, 16]``."""
     missing = -weight.shape[0] % _TILE
     padded = torch.nn.functional.pad(weight, (0, 0, 0, missing))
     tiles = padded.view(-1, _TILE, weight.shape[1]).transpose(1, 2)
@@ -148,40 +229,21 @@ def pack_weight(weight: Tensor) -> Tensor:
     return tiles.contiguous()
 
 
+def _pack_for_amx(weight: Tensor) -> Tensor:
+    """``[tiles, steps, 16, 16, 2]``: by output, by 32 inputs; then inputs two by two."""
+    out_features, in_features = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -in_features % _AMX_DEPTH, 0, -out_features % _TILE))
+    tiles = padded.view(-1, _TILE, padded.shape[1] // _AMX_DEPTH, _AMX_DEPTH // 2, 2)
+    return tiles.permute(0, 2, 3, 1, 4).contiguous()
+
+
 @cache
 def load() -> CpuKernels | None:
     """The kernels, compiled if need be; None where this machine cannot have them."""
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return None
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    key = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:16]
-    path = _cache_directory() / f"cpu_kernels-{key}.so"
-    try:
-        if not path.exists():
-            if compiler is None:
-                logger.warning("No C compiler found, running without the CPU kernels")
-                return None
-            _compile(compiler, path)
-        return CpuKernels(ctypes.CDLL(str(path)))
-    except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("The CPU kernels could not be built, running without them: %s", error)
+    library = native_library.load(_AVX2_SOURCE, _AVX2_FLAGS)
+    if library is None:
         return None
-
-
-def _cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "draftline"
-
-
-def _compile(compiler: str, path: Path) -> None:
-    """Builds beside the destination and renames, so that nobody ever loads half a library."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        built = Path(directory) / path.name
-        subprocess.run(
-            [compiler, *_FLAGS, str(_SOURCE), "-o", str(built), "-lm"],
-            check=True,
-            capture_output=True,
-            timeout=120,
-        )
-        built.rename(path)
+    has_amx = bool(library.amx_is_usable())
+    return CpuKernels(library, native_library.load(_AMX_SOURCE, _AMX_FLAGS) if has_amx else None)

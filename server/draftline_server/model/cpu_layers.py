@@ -3,9 +3,10 @@
 `F.linear` in bfloat16 repacks its weight each time where the CPU has bfloat16 instructions, and falls
 back to a scalar loop where it has none. What replaces it:
 
-    bfloat16 instructions    oneDNN's prepacked linear, everything in bfloat16
-    otherwise                our own kernel: activations and cache in float32, weights as they are
-    no compiler, no AVX2     oneDNN's prepacked linear, weights widened to float32 (which is exact)
+    our kernels              weights as they are, activations and cache in float32; with AMX an input is
+                             rounded to bfloat16 on its way into a product
+    no compiler, no AVX2     oneDNN's prepacked linear: everything in bfloat16 where the CPU has such
+                             instructions, else weights are widened to float32 (which is exact)
 
 On a GPU nothing is replaced.
 """
@@ -28,24 +29,25 @@ def has_native_bfloat16() -> bool:
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The dtype of activations and cache for weights of `dtype`."""
-    if device.type == "cpu" and dtype == torch.bfloat16 and not has_native_bfloat16():
-        return torch.float32
-    return dtype
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return dtype
+    is_widened = cpu_kernels.load() is not None or not has_native_bfloat16()
+    return torch.float32 if is_widened else dtype
 
 
 class KernelLinear(nn.Module):
-    """A linear layer with float32 activations and weights ``[out, in]`` packed for our kernel."""
+    """A linear layer with float32 activations and weights ``[out, in]`` packed for our kernels."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kernels: CpuKernels) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self._kernels = kernels
         # Plain attributes: a later change of the model's dtype must not touch them.
-        self._packed = cpu_kernels.pack_weight(weight.detach())
+        self._packed = kernels.pack(weight.detach())
         self._bias = None if bias is None else bias.detach().float()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._kernels.linear(x, self._packed, self._bias, self.out_features)
+        return self._kernels.linear(x, self._packed, self._bias)
 
 
 class OneDnnLinear(nn.Module):
@@ -69,11 +71,11 @@ class KernelRmsNorm(nn.Module):
     def __init__(self, weight: Tensor, epsilon: float, kernels: CpuKernels) -> None:
         super().__init__()
         self._kernels = kernels
-        self._weight = weight
-        self._epsilon = epsilon
+        self.weight = weight
+        self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._kernels.rms_norm(x, self._weight, self._epsilon)
+        return self._kernels.rms_norm(x, self.weight, self.epsilon)
 
 
 def pack_norm(norm: nn.Module) -> KernelRmsNorm | None:
@@ -117,7 +119,7 @@ class FusedLinear:
     def __init__(self, linears: list[nn.Linear]) -> None:
         biases = [linear.bias for linear in linears]
         bias = torch.cat([b for b in biases if b is not None]) if biases[0] is not None else None
-        self._linear = pack_linear(torch.cat([linear.weight for linear in linears]), bias)
+        self.linear = pack_linear(torch.cat([linear.weight for linear in linears]), bias)
         self._sizes = [linear.out_features for linear in linears]
         self._input: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
@@ -126,7 +128,7 @@ class FusedLinear:
         """The output of part `index` for input `x`."""
         if self._input is not x:
             self._input = x
-            self._outputs = self._linear(x).split(self._sizes, dim=-1)
+            self._outputs = self.linear(x).split(self._sizes, dim=-1)
         if index == len(self._sizes) - 1:
             self._input = None
         return self._outputs[index]
@@ -138,11 +140,11 @@ class FusedPart(nn.Module):
     def __init__(self, fused: FusedLinear, index: int, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._fused = fused
+        self.fused = fused
         self._index = index
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._fused.output(x, self._index)
+        return self.fused.output(x, self._index)
 
 
 # Names of sibling layers that every supported architecture calls with one and the same tensor.

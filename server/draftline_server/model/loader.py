@@ -10,6 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftline_server.model import attention
+from draftline_server.model.cpu_decoder_layer import fuse_decoder_layers
 from draftline_server.model.cpu_layers import compute_dtype, replace_layers
 
 # What forwards return, whatever config.json says of it.
@@ -32,4 +33,6 @@ def load_model(path: Path, *, dtype: torch.dtype, device: torch.device, pack: bo
     if device.type == "cpu" and pack:
         replace_layers(model)  # before the dtype changes: packed weights keep theirs
     module.to(compute_dtype(dtype, device))
+    if device.type == "cpu" and pack:
+        fuse_decoder_layers(model)
     return model
