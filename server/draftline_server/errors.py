@@ -42,12 +42,16 @@ class RequestError(DraftlineError):
 
 
 class InvalidRequestError(RequestError):
-    """Bad input. `field` is its path in the request, such as ``sampling.top_p``."""
+    """Bad input. `field` is its path in the request, such as ``sampling.top_p``.
 
-    def __init__(self, field: str, reason: str) -> None:
+    `quotes_input` says that the reason may repeat what the client sent, so that no log may hold it.
+    """
+
+    def __init__(self, field: str, reason: str, *, quotes_input: bool = False) -> None:
         super().__init__(f"{field}: {reason}")
         self.field = field
         self.reason = reason
+        self.quotes_input = quotes_input
 
 
 class QueueFullError(RequestError):

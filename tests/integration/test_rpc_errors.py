@@ -11,6 +11,7 @@ import pytest
 
 from draftline.v1 import inference_pb2 as pb
 from draftline_server.core.admission import RequestLimits
+from draftline_server.errors import InvalidRequestError
 from draftline_server.testing import ByteTokenizer, ScriptedEngine
 from support.serving import RunningServer, details_of, failure_of, make_config, running_server, text_request
 
@@ -201,4 +202,21 @@ async def test_logs_have_one_line_per_request_and_no_prompt(
     assert lines[0]["prompt_tokens"] == 15
     assert lines[0]["finish_reason"] == "length"
     assert 0 <= lines[0]["acceptance_rate"] <= 1
+    assert "secret" not in str([r.__dict__ for r in caplog.records])
+
+
+async def test_what_a_chat_template_says_of_a_message_goes_to_the_client_and_not_to_the_log(
+    serving: RunningServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: ByteTokenizer, messages: list[tuple[str, str]]) -> list[int]:
+        raise InvalidRequestError("chat.messages", f"cannot use {messages[0][1]!r}", quotes_input=True)
+
+    monkeypatch.setattr(ByteTokenizer, "encode_chat", refuse)
+    chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="a secret")])
+    with caplog.at_level(logging.DEBUG):
+        error = await failure_of(serving.stub.Generate(pb.GenerateRequest(chat=chat)))
+        await serving.wait_until_idle()
+    assert details_of(error) == "chat.messages: cannot use 'a secret'"
+    (line,) = [vars(r)["draftline_fields"] for r in caplog.records if r.getMessage() == "request finished"]
+    assert line["reason"].startswith("chat.messages: ")
     assert "secret" not in str([r.__dict__ for r in caplog.records])

@@ -200,7 +200,8 @@ class _ChatEncoder:
             raise  # no chat's fault
         except jinja2.TemplateError as error:  # what a template raises itself is written for the caller
             reason = " ".join((error.message or "").replace(_SEPARATOR, "").split())[:_SHOWN_CHARACTERS]
-            raise InvalidRequestError("chat.messages", f"refused by the chat template: {reason}") from error
+            message = f"refused by the chat template: {reason}"
+            raise InvalidRequestError("chat.messages", message, quotes_input=True) from error
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise InvalidRequestError("chat.messages", "the chat template cannot render them") from error
         if not rendered:

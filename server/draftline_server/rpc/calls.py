@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from draftline_server.core.clock import Clock
 from draftline_server.core.generation import GenerationSummary
-from draftline_server.errors import InternalError, RequestError
+from draftline_server.errors import InternalError, InvalidRequestError, RequestError
 from draftline_server.frontend import check_request_id
 from draftline_server.log import log_event
 from draftline_server.metrics import ServerMetrics
@@ -125,7 +125,7 @@ class Calls:
             method=record.method,
             request_id=record.request_id,
             code=code,
-            reason=str(error) if error is not None else None,
+            reason=_loggable(error) if error is not None else None,
             duration_seconds=duration_seconds,
             queue_seconds=summary.queue_seconds if summary is not None else None,
             time_to_first_token_seconds=summary.time_to_first_token_seconds if summary is not None else None,
@@ -139,6 +139,13 @@ class Calls:
             finish_reason=summary.finish_reason.value if summary is not None else None,
             pair_digest=self.pair_digest[:_SHORT_DIGEST] if self.pair_digest is not None else None,
         )
+
+
+def _loggable(error: RequestError) -> str:
+    """What the client was told, less what may be the client's own words."""
+    if isinstance(error, InvalidRequestError) and error.quotes_input:
+        return f"{error.field}: refused, for a reason that may quote it"
+    return str(error)
 
 
 def _is_past_deadline(context: Context) -> bool:
