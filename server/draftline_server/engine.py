@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,8 +37,8 @@ from draftline_server.model.logits import top_logprobs
 from draftline_server.model.runner import ModelRunner, SequenceInput
 from draftline_server.speculation.calibration import measure_costs
 from draftline_server.speculation.chain import Offer, ProposerChain
-from draftline_server.speculation.length_controller import LengthController
-from draftline_server.speculation.proposer import Draft
+from draftline_server.speculation.length_controller import DRAFT_MODEL, Choice, LengthController
+from draftline_server.speculation.proposer import Draft, DraftTask
 from draftline_server.speculation.verification import Verified, Verify, VerifyTask, verify
 
 
@@ -130,10 +131,11 @@ class Engine:
         self._expire()
         deltas, self._ended = self._ended, []
         offers = self._offer()
-        lengths = self._parts.controller.choose(offers, self._num_decoding())
-        plan = self._scheduler.schedule(lengths)
+        choices = self._parts.controller.choose(offers, self._num_decoding())
+        plan = self._scheduler.schedule({name: choice.length for name, choice in choices.items()})
         if plan.scheduled:
-            deltas.extend(self._run(plan, offers))
+            deltas.extend(self._run(plan, choices))
+            self._read_along(plan, has_offers=any(offer.proposer == DRAFT_MODEL for offer in offers))
         return deltas
 
     def check_integrity(self) -> None:
@@ -162,15 +164,20 @@ class Engine:
         """What the proposers could draft in this step."""
         controller = self._parts.controller
         decoding = [r for r in self._scheduler.running if r.is_decoding]
-        if not decoding or not controller.may_draft(len(decoding)):
+        usable = controller.usable(len(decoding)) if decoding else frozenset()
+        if not usable:
             return []
-        offers = [self._parts.proposers.offer(r, min(controller.limit, _room(r))) for r in decoding]
-        return [offer for offer in offers if offer is not None]
+        proposers = self._parts.proposers
+        return [
+            offer
+            for request in decoding
+            for offer in proposers.offers(request, min(controller.limit, _room(request)), usable)
+        ]
 
-    def _run(self, plan: StepPlan, offers: Sequence[Offer]) -> list[GenerationDelta]:
+    def _run(self, plan: StepPlan, choices: Mapping[str, Choice]) -> list[GenerationDelta]:
         started = self._clock()
         self._note_first_scheduled(plan, started)
-        drafts = self._draft(plan, offers)
+        drafts = self._draft(plan, choices)
         drafted = self._clock()
         logits = self._parts.target.forward([_target_input(s, drafts) for s in plan.scheduled])
         sampling = [s for s in plan.scheduled if s.samples]
@@ -189,7 +196,6 @@ class Engine:
         self._count_step(
             plan, drafts, verified, draft_seconds=drafted - started, verify_seconds=finished - drafted
         )
-        self._read_along(plan, has_offers=bool(offers))
         return deltas
 
     def _note_first_scheduled(self, plan: StepPlan, now: float) -> None:
@@ -198,10 +204,14 @@ class Engine:
                 item.request.first_scheduled_time = now
                 self._tally.prompt_tokens += item.request.num_prompt_tokens
 
-    def _draft(self, plan: StepPlan, offers: Sequence[Offer]) -> Mapping[str, Draft]:
+    def _draft(self, plan: StepPlan, choices: Mapping[str, Choice]) -> Mapping[str, Draft]:
         """Runs the proposers; only lengths for which the schedule found tokens and blocks."""
-        lengths = {s.request.request_id: s.draft_length for s in plan.scheduled if s.draft_length > 0}
-        return self._parts.proposers.propose(offers, lengths) if lengths else {}
+        tasks: defaultdict[str, list[DraftTask]] = defaultdict(list)
+        for item in plan.scheduled:
+            if item.draft_length > 0:
+                proposer = choices[item.request.request_id].proposer
+                tasks[proposer].append(DraftTask(item.request, item.draft_length))
+        return self._parts.proposers.propose(tasks) if tasks else {}
 
     def _verify_task(self, request: Request, drafts: Mapping[str, Draft]) -> VerifyTask:
         end_token_ids = self._outputs[request.request_id].end_token_ids
@@ -257,9 +267,11 @@ class Engine:
         prefilled = [s.request for s in plan.scheduled if s.num_tokens > 1 and s.request.block_table]
         controller, proposers = self._parts.controller, self._parts.proposers
         if controller.may_follow(self._scheduler.num_running, has_offers=has_offers):
-            if controller.is_active:
+            started = self._clock()
+            if controller.is_on(DRAFT_MODEL):
                 proposers.follow(prefilled)
             proposers.catch_up([r for r in self._scheduler.running if r.is_decoding])
+            controller.observe_follow(self._clock() - started)
         for request in prefilled:
             self._scheduler.remember_full_blocks(request)
 

@@ -60,7 +60,8 @@ def assemble_engine(inputs: EngineInputs) -> Engine:
             adaptive=speculation.adaptive,
             fallback=speculation.fallback_to_standard_decoding,
             min_acceptance_rate=speculation.min_acceptance_rate,
-        )
+        ),
+        proposers=proposers.names,
     )
     pool = BlockPool(
         num_blocks=inputs.num_blocks,

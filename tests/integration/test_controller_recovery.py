@@ -27,7 +27,7 @@ def test_a_probe_lets_a_draft_catch_up_with_a_long_prompt(tmp_path: Path) -> Non
         max_context_length=1024,
         speculation={"methods": ("draft_model",), "fallback_to_standard_decoding": True},
     )
-    engine._parts.controller.is_active = False
+    engine._parts.controller.switch_off()
     add(engine, "long", [5 + i % 300 for i in range(PROMPT_LENGTH)], max_tokens=300, ignore_eos=True)
 
     run_until_drafted(engine, max_steps=100)

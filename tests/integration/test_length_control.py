@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftline_server.speculation.length_controller import MAX_PROBE_INTERVAL, STEPS_BEFORE_OFF
+from draftline_server.speculation.proposer_switch import MAX_PROBE_INTERVAL, STEPS_BEFORE_OFF
 from support.engines import generate
 from support.guarantees import assert_idle
 from support.workloads import (

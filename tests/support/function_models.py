@@ -154,6 +154,7 @@ def make_function_engine(
             min_acceptance_rate=config.min_acceptance_rate,
         ),
         costs,
+        proposers=[proposer.name for proposer in proposers],
     )
     pool = BlockPool(num_blocks=num_blocks, block_size=block_size)
     return Engine(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 from draftline_server.core.clock import Clock
 from draftline_server.model.runner import ModelRunner, SequenceInput
@@ -10,7 +11,8 @@ from draftline_server.speculation.step_costs import CostCurve, StepCosts
 
 # Cached tokens of the dummy sequences: a short conversation.
 CONTEXT_LENGTH = 128
-NUM_REPETITIONS = 2
+# Rounds over all sizes, so that what disturbs the machine for a moment does not hit one size every time.
+NUM_ROUNDS = 3
 MAX_SIZE = 256
 # A slow or busy machine gets fewer points; real steps fill in the rest.
 MAX_SECONDS_PER_CURVE = 5.0
@@ -35,19 +37,21 @@ def _sizes(largest: int) -> Iterable[int]:
     yield largest
 
 
-def _measure(curve: CostCurve, runner: ModelRunner, sizes: Iterable[int], clock: Clock) -> None:
+def _measure(curve: CostCurve, runner: ModelRunner, sizes: Sequence[int], clock: Clock) -> None:
     """Times forwards of `size` one-token sequences; the fastest of a few is taken."""
     num_cached = min(CONTEXT_LENGTH, runner.cache.num_slots - 1)
     blocks = range(num_cached // runner.cache.block_size + 1)
     sequence = SequenceInput(token_ids=(0,), start=num_cached, block_table=blocks, num_logits=1)
+    fastest: dict[int, float] = {}
     deadline = clock() + MAX_SECONDS_PER_CURVE
-    for size in sizes:
-        seconds = []
-        for _ in range(NUM_REPETITIONS):
-            started = clock()
-            runner.forward([sequence] * size)
-            runner.synchronize()
-            seconds.append(clock() - started)
-        curve.seed(size, min(seconds))
-        if clock() > deadline:
-            return
+    for size in (size for _ in range(NUM_ROUNDS) for size in sizes):
+        started = clock()
+        runner.forward([sequence] * size)
+        runner.synchronize()
+        now = clock()
+        fastest[size] = min(fastest.get(size, math.inf), now - started)
+        if now > deadline:
+            break
+    for size, seconds in fastest.items():
+        curve.seed(size, seconds)
+    curve.smooth()

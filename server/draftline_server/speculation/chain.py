@@ -1,8 +1,8 @@
-"""Which proposer serves which request: the first of its methods that has something to offer."""
+"""Which proposers could draft for which request."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from draftline_server.core.request import Request
@@ -28,32 +28,27 @@ class ProposerChain:
     def names(self) -> tuple[str, ...]:
         return tuple(self._proposers)
 
-    def offer(self, request: Request, limit: int) -> Offer | None:
-        """The offer of the request's first willing proposer, of at most `limit` tokens."""
+    def offers(self, request: Request, limit: int, usable: Collection[str]) -> list[Offer]:
+        """What the usable ones of its methods could draft for a request, in their order, at most `limit`."""
         wanted = request.spec.speculation
         if limit <= 0 or wanted.enabled is False:
-            return None
+            return []
         if wanted.max_draft_tokens is not None:
             limit = min(limit, wanted.max_draft_tokens)
-        for name in wanted.methods or self.names:
-            length = self._proposers[name].max_length(request, limit)
-            if length > 0:
-                return Offer(request, name, length)
-        return None
+        lengths = [
+            (name, self._proposers[name].max_length(request, limit))
+            for name in wanted.methods or self.names
+            if name in usable
+        ]
+        return [Offer(request, name, length) for name, length in lengths if length > 0]
 
-    def propose(self, offers: Sequence[Offer], lengths: Mapping[str, int]) -> dict[str, Draft]:
-        """Drafts by request id; `lengths` gives the tokens wanted, by request id."""
+    def propose(self, tasks: Mapping[str, Sequence[DraftTask]]) -> dict[str, Draft]:
+        """Drafts by request id; `tasks` are by proposer."""
         drafts: dict[str, Draft] = {}
-        for name, proposer in self._proposers.items():
-            tasks = [
-                DraftTask(o.request, lengths[o.request.request_id])
-                for o in offers
-                if o.proposer == name and lengths.get(o.request.request_id, 0) > 0
-            ]
-            if tasks:
-                for task, draft in zip(tasks, proposer.propose(tasks), strict=True):
-                    if draft.token_ids:
-                        drafts[task.request.request_id] = draft
+        for name, own in tasks.items():
+            for task, draft in zip(own, self._proposers[name].propose(own), strict=True):
+                if draft.token_ids:
+                    drafts[task.request.request_id] = draft
         return drafts
 
     def follow(self, requests: Sequence[Request]) -> None:

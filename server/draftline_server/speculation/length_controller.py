@@ -1,4 +1,4 @@
-"""Chooses how many tokens to draft for each request of a step, and when not to draft at all.
+"""Chooses how many tokens to draft for each request of a step, from which proposer, and when not at all.
 
 Goodput of a step is its expected output tokens over its expected seconds:
 
@@ -8,43 +8,41 @@ Positions are added in the order of their survival while that rises; the same is
 of the draft model, since its forwards are shared by the batch. Everything comes from past
 outcomes and measured times, never from the tokens at hand, so the choice cannot bias the output.
 
-Off state: after some steps whose best goodput is not above plain decoding, speculation is off and steps
-take exactly the plain path. Now and then a short probe drafts all the same: rarer each time it
-disappoints, soon again after a success, so that a workload that turned predictable has speculation back
-a few probes later. Whatever they show, probes take no more than `PROBE_SHARE` of the time.
+Every proposer has a switch of its own: n-grams may pay where the draft model does not, and the other way
+round. Off: after some steps in which a proposer did not pay it is no longer asked; with all of them off,
+steps take exactly the plain path. Now and then a short probe asks it all the same: rarer each time it
+disappoints, soon again after a success, so that a workload that turned predictable has it back a few
+probes later. Whatever they show, probes take no more than `PROBE_SHARE` of the time.
 
-On state: now and then a step is plain, so that the measured speed-up compares with what is so today.
+On: now and then a step is plain, so that the measured speed-up compares with what is so today.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from draftline_server.speculation.acceptance import AcceptanceTracker
 from draftline_server.speculation.chain import Offer
+from draftline_server.speculation.proposer_switch import ProposerSwitch
 from draftline_server.speculation.step_costs import StepCosts
 
 DRAFT_MODEL = "draft_model"
+MEASURED_SLOWER = "measured_slower"
 
 OFF_BELOW = 1.02
 ON_ABOVE = 1.05
-STEPS_BEFORE_OFF = 16
-MIN_PROBE_INTERVAL = 32
-MAX_PROBE_INTERVAL = 256
-EAGER_PROBE_INTERVAL = 4
 MAX_PROBED_REQUESTS = 2
 PROBE_LENGTH = 2
 PROBE_SHARE = 0.01
 # Steps between plain ones while speculation is on: the first soon, then rarer.
 MIN_PLAIN_INTERVAL = 8
 MAX_PLAIN_INTERVAL = 128
-# Drafts whose outcome is needed before speculation may be judged at all.
+# Drafts whose outcome is needed before a proposer may be judged at all.
 MIN_OBSERVED_DRAFTS = 8
-# Weight of a step in the measured speed-up, and steps before it may switch speculation off.
-SPEEDUP_WEIGHT = 0.05
+# Steps before the measured speed-up may switch a proposer off.
 MIN_MEASURED_STEPS = 48
 MEASURED_OFF_BELOW = 0.98
 
@@ -60,9 +58,16 @@ class ControllerSettings:
     min_acceptance_rate: float | None = None
 
 
+class Choice(NamedTuple):
+    """What one request is drafted in a step."""
+
+    proposer: str
+    length: int
+
+
 @dataclass(frozen=True, slots=True)
-class _Choice:
-    """Draft lengths by request id, and what they promise."""
+class _Best:
+    """The lengths of highest goodput, by request id, and what they promise."""
 
     lengths: Mapping[str, int]
     speedup: float
@@ -80,74 +85,99 @@ class _Slot(NamedTuple):
 
 
 class LengthController:
-    """Pure decisions: lengths out, outcomes and durations in."""
+    """Pure decisions: choices out, outcomes and durations in."""
 
-    def __init__(self, settings: ControllerSettings, costs: StepCosts | None = None) -> None:
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        costs: StepCosts | None = None,
+        *,
+        proposers: Sequence[str] = ("ngram", DRAFT_MODEL),
+    ) -> None:
         self.costs = costs or StepCosts()
         self.acceptance = AcceptanceTracker()
         self.fallbacks: Counter[str] = Counter()
-        self.is_active = settings.num_speculative_tokens > 0
-        self.speedup = 1.0
+        self.speedup = ProposerSwitch.NO_SPEEDUP
         self._settings = settings
-        self._num_poor_steps = 0
-        self._num_observed_drafts = 0
+        self._switches = {
+            name: ProposerSwitch(is_on=settings.num_speculative_tokens > 0) for name in proposers
+        }
+        self._unpaid_seconds = 0.0
         self._num_measured_steps = 0
-        self._steps_until_probe = MIN_PROBE_INTERVAL
-        self._probe_interval = MIN_PROBE_INTERVAL
-        self._cheapest_interval = 0
         self._plain_interval = self._steps_until_plain = MIN_PLAIN_INTERVAL
 
     @property
     def limit(self) -> int:
         return self._settings.num_speculative_tokens
 
-    def may_draft(self, batch_size: int) -> bool:
-        """Whether this step should look for drafts at all. Counts down to the next probe while off."""
+    @property
+    def is_active(self) -> bool:
+        """Whether any proposer is on."""
+        return any(switch.is_on for switch in self._switches.values())
+
+    def is_on(self, proposer: str) -> bool:
+        return self._switches[proposer].is_on
+
+    def switch_off(self) -> None:
+        """Switches every proposer off, as if it had disappointed; for tests."""
+        for switch in self._switches.values():
+            switch.turn_off()
+
+    def usable(self, batch_size: int) -> frozenset[str]:
+        """The proposers that this step should ask. Counts down to the next probes of those that are off."""
         if not self._may_speculate(batch_size):
-            return False
-        if self.is_active:
-            return True
-        self._steps_until_probe -= 1
-        return self._steps_until_probe <= 0
+            return frozenset()
+        return frozenset(
+            name for name, switch in self._switches.items() if switch.is_on or switch.count_down()
+        )
 
     def may_follow(self, batch_size: int, *, has_offers: bool) -> bool:
         """Whether requests that the draft model has missed too much of should catch up.
 
-        While off only where that is all that a due probe waits for.
+        While it is off only where that is all that a due probe waits for; `has_offers` is whether it had any.
         """
-        is_probe_stuck = self._steps_until_probe <= 0 and not has_offers
-        return self._may_speculate(batch_size) and (self.is_active or is_probe_stuck)
+        switch = self._switches.get(DRAFT_MODEL)
+        if switch is None or not self._may_speculate(batch_size):
+            return False
+        return switch.is_on or (switch.is_probe_due and not has_offers)
 
     def _may_speculate(self, batch_size: int) -> bool:
         return self.limit > 0 and batch_size <= self._settings.max_batch_size
 
-    def choose(self, offers: Sequence[Offer], batch_size: int) -> Mapping[str, int]:
-        """Draft lengths by request id for a step of `batch_size` sequences. Call after `may_draft`."""
-        if not offers:
+    def choose(self, offers: Sequence[Offer], batch_size: int) -> Mapping[str, Choice]:
+        """What to draft, by request id, in a step of `batch_size` sequences.
+
+        `offers` are those of the proposers that `usable` named, of each request in the order of its methods.
+        """
+        on = _first_of_each_request(offer for offer in offers if self.is_on(offer.proposer))
+        if not on and not offers:
             return {}
-        best = self._best_choice(offers, batch_size)
-        if not self._settings.fallback:
-            return best.lengths or _shortest(offers)
-        reason = self._reason_against(best, offers)
-        if self.is_active:
-            return self._choose_while_active(best, reason, offers)
-        return self._choose_while_off(best, reason, offers, batch_size)
+        chosen = self._choose_of_those_on(on, batch_size)
+        for name, switch in self._switches.items():
+            probed = [offer for offer in offers if offer.proposer == name]
+            if probed and not switch.is_on and switch.is_probe_due:
+                chosen |= self._probe(name, probed, batch_size)
+        return chosen
 
     def observe_draft(
         self, request_id: str, proposer: str, *, num_draft_tokens: int, num_accepted_tokens: int
     ) -> None:
         """Takes in the outcome of one verified draft."""
-        self._num_observed_drafts += 1
+        switch = self._switches[proposer]
+        switch.num_observed_drafts += 1
         self.acceptance.observe(
             request_id,
             proposer,
             num_draft_tokens=num_draft_tokens,
             num_accepted_tokens=num_accepted_tokens,
-            is_probe=not self.is_active,
+            is_probe=not switch.is_on,
         )
-        if not self.is_active and num_accepted_tokens > 0:
-            self._probe_interval = EAGER_PROBE_INTERVAL
-            self._await_probe()
+        if not switch.is_on and num_accepted_tokens > 0:
+            switch.probe_soon()
+
+    def observe_follow(self, seconds: float) -> None:
+        """Takes in what the draft model cost outside of drafting; the drafts to come must earn it."""
+        self._unpaid_seconds += seconds
 
     def observe_step(
         self,
@@ -163,37 +193,58 @@ class LengthController:
         model_lengths = [length for proposer, length in draft_lengths if proposer == DRAFT_MODEL]
         if model_lengths:
             self._observe_draft_cost(len(model_lengths), draft_seconds / max(model_lengths))
-        if draft_lengths and self.is_active:
-            plain_rate = batch_size / self.costs.verify.estimate(batch_size)
-            rate = num_output_tokens / max(draft_seconds + verify_seconds, 1e-9)
-            self._observe_speedup(rate / plain_rate)
+        proposers = {name for name, _ in draft_lengths if self.is_on(name)}
+        if not proposers:
+            return
+        if DRAFT_MODEL in proposers:
+            draft_seconds += self._unpaid_seconds
+            self._unpaid_seconds = 0.0
+        plain_rate = batch_size / self.costs.verify.estimate(batch_size)
+        rate = num_output_tokens / max(draft_seconds + verify_seconds, 1e-9)
+        self._observe_speedup(rate / plain_rate, proposers)
 
     def _observe_draft_cost(self, num_sequences: int, seconds: float) -> None:
         # A probe reads first what the draft model has missed, so it can only show that drafting costs less.
-        if self.is_active or seconds < self.costs.draft.estimate(num_sequences):
+        if self.is_on(DRAFT_MODEL) or seconds < self.costs.draft.estimate(num_sequences):
             self.costs.draft.observe(num_sequences, seconds)
 
-    def _observe_speedup(self, speedup: float) -> None:
+    def _observe_speedup(self, speedup: float, proposers: set[str]) -> None:
+        for name in proposers:
+            self._switches[name].observe_speedup(speedup)
         self._num_measured_steps += 1
-        weight = max(SPEEDUP_WEIGHT, 1.0 / self._num_measured_steps)
+        weight = max(ProposerSwitch.SPEEDUP_WEIGHT, 1.0 / self._num_measured_steps)
         self.speedup += weight * (speedup - self.speedup)
 
-    def _choose_while_active(
-        self, best: _Choice, reason: str | None, offers: Sequence[Offer]
-    ) -> Mapping[str, int]:
-        self._num_poor_steps = self._num_poor_steps + 1 if reason else 0
-        if reason is None or self._num_poor_steps < STEPS_BEFORE_OFF:
-            if self._is_plain_step_due():
-                return {}
+    def _choose_of_those_on(self, offers: Sequence[Offer], batch_size: int) -> dict[str, Choice]:
+        if not offers:
+            return {}
+        best = self._best_choice(offers, batch_size)
+        if not self._settings.fallback:
+            return _choices(offers, best.lengths or _shortest(offers))
+        lengths = dict(best.lengths)
+        for name in dict.fromkeys(offer.proposer for offer in offers):
+            own = [offer for offer in offers if offer.proposer == name]
+            reason = self._reason_against(name, own, best)
+            if self._switches[name].note(is_poor=reason is not None):
+                self._switch_off(name, reason or "")
+                for offer in own:
+                    lengths.pop(offer.request.request_id, None)
+        if not lengths:
             # An estimate that fell by chance can only rise again where drafts go on.
-            may_be_chance = self._num_observed_drafts >= MIN_OBSERVED_DRAFTS
-            return best.lengths or (_shortest(offers) if may_be_chance else {})
-        self.is_active = False
+            lengths = _shortest(o for o in offers if self.is_on(o.proposer) and self._is_judged(o.proposer))
+        if lengths and self._is_plain_step_due():
+            return {}
+        return _choices(offers, lengths)
+
+    def _switch_off(self, name: str, reason: str) -> None:
+        self._switches[name].turn_off(was_promising=reason == MEASURED_SLOWER)
         self.fallbacks[reason] += 1
-        self.speedup = 1.0
-        self._num_measured_steps = 0
-        self._probe_interval = self._steps_until_probe = MIN_PROBE_INTERVAL
-        return {}
+        if not self.is_active:
+            self.speedup = ProposerSwitch.NO_SPEEDUP
+            self._num_measured_steps = 0
+
+    def _is_judged(self, name: str) -> bool:
+        return self._switches[name].num_observed_drafts >= MIN_OBSERVED_DRAFTS
 
     def _is_plain_step_due(self) -> bool:
         self._steps_until_plain -= 1
@@ -203,48 +254,41 @@ class LengthController:
         self._steps_until_plain = self._plain_interval
         return True
 
-    def _choose_while_off(
-        self, best: _Choice, reason: str | None, offers: Sequence[Offer], batch_size: int
-    ) -> Mapping[str, int]:
-        """A probe is due."""
-        if reason is None and best.speedup >= ON_ABOVE:
-            self.is_active = True
-            self._num_poor_steps = 0
+    def _probe(self, name: str, offers: Sequence[Offer], batch_size: int) -> dict[str, Choice]:
+        """Switches a proposer on that would pay by what its probes have shown, else probes it."""
+        switch, best = self._switches[name], self._best_choice(offers, batch_size)
+        if self._reason_against(name, offers, best) is None and best.speedup >= ON_ABOVE:
+            switch.turn_on()
             self._plain_interval = self._steps_until_plain = MIN_PLAIN_INTERVAL
-            return best.lengths
-        self._probe_interval = min(2 * max(self._probe_interval, MIN_PROBE_INTERVAL // 2), MAX_PROBE_INTERVAL)
+            return _choices(offers, best.lengths)
         probed = sorted(offers, key=_lag)[:MAX_PROBED_REQUESTS]
         lengths = {o.request.request_id: min(PROBE_LENGTH, o.max_length) for o in probed}
-        self._cheapest_interval = int(self._loss(probed, lengths, batch_size) / PROBE_SHARE)
-        self._await_probe()
-        return lengths
+        share = PROBE_SHARE / len(self._switches)
+        switch.await_next_probe(cheapest_interval=int(self._loss(probed, lengths, batch_size) / share))
+        return _choices(probed, lengths)
 
-    def _await_probe(self) -> None:
-        self._steps_until_probe = max(self._probe_interval, self._cheapest_interval)
-
-    def _reason_against(self, best: _Choice, offers: Sequence[Offer]) -> str | None:
-        """Why speculation should be off, as the metric's label; None where it pays."""
-        if best.lengths and self._num_observed_drafts < MIN_OBSERVED_DRAFTS:
+    def _reason_against(self, name: str, offers: Sequence[Offer], best: _Best) -> str | None:
+        """Why a proposer should be off, as the metric's label; None where it pays."""
+        switch, gets_any = self._switches[name], _any_length(offers, best.lengths)
+        if gets_any and not self._is_judged(name):
             return None
         minimum = self._settings.min_acceptance_rate
-        if minimum is not None and all(
-            self.acceptance.first_acceptance(o.proposer) < minimum for o in offers
-        ):
+        if minimum is not None and self.acceptance.first_acceptance(name) < minimum:
             return "acceptance"
-        if best.speedup < OFF_BELOW:
+        if best.speedup < OFF_BELOW or not gets_any:
             return "predicted_slower"
-        if self._num_measured_steps >= MIN_MEASURED_STEPS and self.speedup < MEASURED_OFF_BELOW:
-            return "measured_slower"
+        if switch.num_measured_steps >= MIN_MEASURED_STEPS and switch.speedup < MEASURED_OFF_BELOW:
+            return MEASURED_SLOWER
         return None
 
-    def _best_choice(self, offers: Sequence[Offer], batch_size: int) -> _Choice:
+    def _best_choice(self, offers: Sequence[Offer], batch_size: int) -> _Best:
         if self.costs.verify.is_empty or not self._settings.adaptive:
             lengths = {o.request.request_id: o.max_length for o in offers}
-            return _Choice(lengths, self._speedup_of(offers, lengths, batch_size))
+            return _Best(lengths, self._speedup_of(offers, lengths, batch_size))
         slots = sorted(slot for offer in offers for slot in self._slots(offer))
         verify_seconds = [self.costs.verify.estimate(batch_size + n) for n in range(len(slots) + 1)]
         draft_seconds = self.costs.draft.estimate(batch_size)
-        choices: list[_Choice] = []
+        choices: list[_Best] = []
         for depth in sorted({0} | {slot.num_forwards for slot in slots}):
             within = [slot for slot in slots if slot.num_forwards <= depth]
             choices.append(_allocate(within, batch_size, verify_seconds, depth * draft_seconds))
@@ -292,7 +336,7 @@ class LengthController:
 
 def _allocate(
     slots: Sequence[_Slot], batch_size: int, verify_seconds: Sequence[float], draft_seconds: float
-) -> _Choice:
+) -> _Best:
     """The best lengths among `slots`; `verify_seconds` is by number of draft tokens."""
     expected = float(batch_size)
     best_goodput, best_count = expected / (verify_seconds[0] + draft_seconds), 0
@@ -302,10 +346,29 @@ def _allocate(
         if goodput > best_goodput:
             best_goodput, best_count = goodput, count
     lengths = Counter(slot.request_id for slot in slots[:best_count])
-    return _Choice(lengths, best_goodput * verify_seconds[0] / batch_size)
+    return _Best(lengths, best_goodput * verify_seconds[0] / batch_size)
 
 
-def _shortest(offers: Sequence[Offer]) -> dict[str, int]:
+def _first_of_each_request(offers: Iterable[Offer]) -> list[Offer]:
+    first: dict[str, Offer] = {}
+    for offer in offers:
+        first.setdefault(offer.request.request_id, offer)
+    return list(first.values())
+
+
+def _choices(offers: Iterable[Offer], lengths: Mapping[str, int]) -> dict[str, Choice]:
+    return {
+        o.request.request_id: Choice(o.proposer, length)
+        for o in offers
+        if (length := lengths.get(o.request.request_id, 0)) > 0
+    }
+
+
+def _any_length(offers: Iterable[Offer], lengths: Mapping[str, int]) -> bool:
+    return any(lengths.get(offer.request.request_id, 0) > 0 for offer in offers)
+
+
+def _shortest(offers: Iterable[Offer]) -> dict[str, int]:
     return {offer.request.request_id: 1 for offer in offers}
 
 

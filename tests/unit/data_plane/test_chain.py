@@ -1,4 +1,4 @@
-"""The first willing proposer serves a request, and the request's own wishes come before the server's."""
+"""Proposers make their offers in the order of a request's methods, within its own wishes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from draftline_server.core.sampling_params import SpeculationParams
 from draftline_server.speculation.chain import Offer, ProposerChain
 from draftline_server.speculation.proposer import Draft, DraftTask
 from support.requests import make_request
+
+BOTH = {"first", "second"}
 
 
 class FakeProposer:
@@ -57,52 +59,54 @@ def request_with(**speculation: object) -> Request:
     return make_request("r", speculation=SpeculationParams(**speculation))  # type: ignore[arg-type]
 
 
+FIRST, SECOND = ("first", 3), ("second", 5)
+
+
 @pytest.mark.parametrize(
     ("speculation", "limit", "expected"),
     [
-        pytest.param({}, 5, ("first", 3), id="the-first-with-what-it-has"),
-        pytest.param({}, 2, ("first", 2), id="at-most-the-limit"),
-        pytest.param({}, 0, None, id="no-room"),
-        pytest.param({}, -1, None, id="less-than-no-room"),
-        pytest.param({"enabled": False}, 5, None, id="switched-off"),
-        pytest.param({"enabled": True}, 5, ("first", 3), id="switched-on"),
-        pytest.param({"max_draft_tokens": 1}, 5, ("first", 1), id="fewer-wanted"),
-        pytest.param({"max_draft_tokens": 0}, 5, None, id="none-wanted"),
-        pytest.param({"max_draft_tokens": 9}, 2, ("first", 2), id="more-wanted-than-there-is-room"),
-        pytest.param({"methods": ("second",)}, 5, ("second", 5), id="another-method"),
-        pytest.param({"methods": ("second", "first")}, 5, ("second", 5), id="in-another-order"),
+        pytest.param({}, 5, [FIRST, SECOND], id="each-with-what-it-has"),
+        pytest.param({}, 2, [("first", 2), ("second", 2)], id="at-most-the-limit"),
+        pytest.param({}, 0, [], id="no-room"),
+        pytest.param({}, -1, [], id="less-than-no-room"),
+        pytest.param({"enabled": False}, 5, [], id="switched-off"),
+        pytest.param({"enabled": True}, 5, [FIRST, SECOND], id="switched-on"),
+        pytest.param({"max_draft_tokens": 1}, 5, [("first", 1), ("second", 1)], id="fewer-wanted"),
+        pytest.param({"max_draft_tokens": 0}, 5, [], id="none-wanted"),
+        pytest.param({"max_draft_tokens": 9}, 2, [("first", 2), ("second", 2)], id="more-than-there-is-room"),
+        pytest.param({"methods": ("second",)}, 5, [SECOND], id="another-method"),
+        pytest.param({"methods": ("second", "first")}, 5, [SECOND, FIRST], id="in-another-order"),
     ],
 )
-def test_the_offer_to_a_request(
-    speculation: dict[str, object], limit: int, expected: tuple[str, int] | None
+def test_the_offers_to_a_request(
+    speculation: dict[str, object], limit: int, expected: list[tuple[str, int]]
 ) -> None:
     chain = ProposerChain([FakeProposer("first", longest=3), FakeProposer("second")])
     request = request_with(**speculation)
-    offer = chain.offer(request, limit)
-    assert offer == (None if expected is None else Offer(request, *expected))
+    assert chain.offers(request, limit, BOTH) == [Offer(request, *offer) for offer in expected]
 
 
-def test_the_second_is_asked_where_the_first_has_nothing() -> None:
+def test_who_has_nothing_or_is_not_usable_offers_nothing() -> None:
     first, second = FakeProposer("first", unwilling=["r"]), FakeProposer("second")
-    offer = ProposerChain([first, second]).offer(request_with(), 4)
-    assert offer is not None
-    assert (offer.proposer, offer.max_length) == ("second", 4)
-    assert ProposerChain([first]).offer(request_with(), 4) is None
+    chain = ProposerChain([first, second])
+    assert [offer.proposer for offer in chain.offers(request_with(), 4, BOTH)] == ["second"]
+    assert chain.offers(request_with(), 4, {"first"}) == []
+    assert second.asked == ["r"], "who is not usable is not even asked"
 
 
 def test_a_server_without_proposers_offers_nothing() -> None:
     chain = ProposerChain([])
     assert chain.names == ()
-    assert chain.offer(request_with(), 4) is None
-    assert chain.propose([], {}) == {}
+    assert chain.offers(request_with(), 4, BOTH) == []
+    assert chain.propose({}) == {}
 
 
-def test_each_proposer_gets_its_own_requests_with_the_lengths_chosen() -> None:
-    first, second = FakeProposer("first", unwilling=["b"]), FakeProposer("second")
+def test_each_proposer_gets_its_own_tasks() -> None:
+    first, second = FakeProposer("first"), FakeProposer("second")
     chain = ProposerChain([first, second])
-    requests = [make_request(name) for name in "abcd"]
-    offers = [offer for r in requests if (offer := chain.offer(r, 5)) is not None]
-    drafts = chain.propose(offers, {"a": 2, "b": 3, "c": 0})
+    requests = {name: make_request(name) for name in "ab"}
+    tasks = {"first": [DraftTask(requests["a"], 2)], "second": [DraftTask(requests["b"], 3)]}
+    drafts = chain.propose(tasks)
     assert first.tasks == [("a", 2)]
     assert second.tasks == [("b", 3)]
     assert {name: (d.proposer, len(d.token_ids)) for name, d in drafts.items()} == {
@@ -113,9 +117,7 @@ def test_each_proposer_gets_its_own_requests_with_the_lengths_chosen() -> None:
 
 def test_an_empty_draft_is_no_draft() -> None:
     chain = ProposerChain([FakeProposer("first", delivers=0)])
-    offer = chain.offer(request_with(), 4)
-    assert offer is not None
-    assert chain.propose([offer], {"r": 4}) == {}
+    assert chain.propose({"first": [DraftTask(request_with(), 4)]}) == {}
 
 
 def test_proposers_follow_only_requests_that_may_use_them_and_all_forget() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,14 +19,17 @@ from draftline_server.core.request import Request
 from draftline_server.speculation.chain import Offer
 from draftline_server.speculation.length_controller import (
     DRAFT_MODEL,
-    MAX_PROBE_INTERVAL,
     MIN_OBSERVED_DRAFTS,
-    MIN_PROBE_INTERVAL,
     OFF_BELOW,
     ON_ABOVE,
-    STEPS_BEFORE_OFF,
+    Choice,
     ControllerSettings,
     LengthController,
+)
+from draftline_server.speculation.proposer_switch import (
+    MAX_PROBE_INTERVAL,
+    MIN_PROBE_INTERVAL,
+    STEPS_BEFORE_OFF,
 )
 from draftline_server.speculation.step_costs import StepCosts
 from support.requests import make_request
@@ -48,6 +52,10 @@ def seeded_costs(verify: Seconds, draft: Seconds) -> StepCosts:
         costs.verify.seed(size, verify(size))
         costs.draft.seed(size, draft(size))
     return costs
+
+
+def lengths_of(choices: Mapping[str, Choice]) -> dict[str, int]:
+    return {name: choice.length for name, choice in choices.items()}
 
 
 def settings(**changes: Any) -> ControllerSettings:
@@ -74,7 +82,7 @@ class Machine:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         costs = seeded_costs(lambda n: self.verify(n) * self.seeds_are_off_by, self.draft)
-        self.controller = LengthController(settings(**self.options), costs)
+        self.controller = LengthController(settings(**self.options), costs, proposers=[self.proposer])
         self.num_requests = 0
         self.requests = [self._new_request() for _ in range(self.batch_size)]
         self.last_drafted = dict.fromkeys((r.request_id for r in self.requests), -1)
@@ -111,10 +119,9 @@ class Machine:
     def _step(self) -> None:
         controller, step = self.controller, len(self.seconds)
         offers: list[Offer] = []
-        if controller.may_draft(self.batch_size):
+        if self.proposer in controller.usable(self.batch_size):
             offers = [Offer(r, self.proposer, 5) for r in self.requests]
-        chosen = controller.choose(offers, self.batch_size)
-        lengths = {name: length for name, length in chosen.items() if length > 0}
+        lengths = lengths_of(controller.choose(offers, self.batch_size))
         num_output_tokens = 0
         for index, request in enumerate(self.requests):
             num_output_tokens += 1 + self._verify(request, index, lengths.get(request.request_id, 0))
@@ -226,7 +233,7 @@ def test_the_lengths_chosen_have_the_highest_goodput_of_all_possible_ones(seed: 
             for lengths in itertools.product(*[range(o.max_length + 1) for o in offers])
         )
         best = max(goodput(controller, offers, lengths, batch_size) for lengths in possible)
-        chosen = controller.choose(offers, batch_size)
+        chosen = lengths_of(controller.choose(offers, batch_size))
         if best > goodput(controller, offers, {}, batch_size):
             assert goodput(controller, offers, chosen, batch_size) == pytest.approx(best)
         else:
@@ -237,7 +244,7 @@ def test_the_lengths_chosen_have_the_highest_goodput_of_all_possible_ones(seed: 
 def test_without_measured_costs_drafts_are_as_long_as_offered() -> None:
     controller = LengthController(settings())
     offers = [Offer(make_request("a"), "ngram", 5), Offer(make_request("b"), DRAFT_MODEL, 2)]
-    assert controller.choose(offers, 2) == {"a": 5, "b": 2}
+    assert lengths_of(controller.choose(offers, 2)) == {"a": 5, "b": 2}
 
 
 def test_no_offers_give_no_lengths() -> None:
@@ -258,7 +265,7 @@ def test_a_predictable_request_gets_a_longer_draft_than_one_that_is_not() -> Non
 def test_a_draft_model_that_costs_too_much_leaves_drafts_to_the_ngrams() -> None:
     controller = LengthController(settings(), seeded_costs(cpu, draft_of(0.9)))
     offers = [Offer(make_request("a"), "ngram", 3), Offer(make_request("b"), DRAFT_MODEL, 3)]
-    chosen = controller.choose(offers, 2)
+    chosen = lengths_of(controller.choose(offers, 2))
     assert chosen["a"] == 3
     assert chosen.get("b", 0) == 0
 
@@ -378,7 +385,8 @@ def test_a_workload_on_the_border_does_not_make_it_flap(seed: int) -> None:
 def test_between_the_two_thresholds_it_stays_as_it_is(*, starts_active: bool) -> None:
     # Drafts that cost nothing, for one request of eight: the promise is what they add.
     promise = (OFF_BELOW + ON_ABOVE) / 2
-    controller = LengthController(settings(), seeded_costs(lambda _: 0.05, lambda _: 0.0))
+    costs = seeded_costs(lambda _: 0.05, lambda _: 0.0)
+    controller = LengthController(settings(), costs, proposers=["ngram"])
     num_drafts = 0
 
     def verify(name: str) -> None:
@@ -390,9 +398,10 @@ def test_between_the_two_thresholds_it_stays_as_it_is(*, starts_active: bool) ->
 
     for _ in range(100):
         verify("a")
-    controller.is_active = starts_active
+    if not starts_active:
+        controller.switch_off()
     for _ in range(1_000):
-        offers = [Offer(make_request("a"), "ngram", 1)] if controller.may_draft(8) else []
+        offers = [Offer(make_request("a"), "ngram", 1)] if controller.usable(8) else []
         for name in controller.choose(offers, 8):
             verify(name)
         assert controller.is_active is starts_active
@@ -437,19 +446,105 @@ def test_a_probe_that_has_to_catch_up_does_not_make_the_draft_model_look_dear() 
     assert machine.controller.costs.draft.estimate(8) <= 1.2 * machine.draft(8)
 
 
+# --------------------------------------------------------------------------------- several proposers
+
+
+def run_chain(
+    controller: LengthController, *, ngram_acceptance: float, model_acceptance: float, num_steps: int
+) -> list[Mapping[str, Choice]]:
+    """Steps of 8 requests, to all of which both proposers offer something; returns the choices."""
+    rng = random.Random(0)
+    requests = [make_request(f"r{index}") for index in range(8)]
+    rates = {"ngram": ngram_acceptance, DRAFT_MODEL: model_acceptance}
+    history = []
+    for _ in range(num_steps):
+        usable = controller.usable(8)
+        offers = [Offer(r, name, 5) for r in requests for name in ("ngram", DRAFT_MODEL) if name in usable]
+        choices = controller.choose(offers, 8)
+        num_output_tokens = 8
+        for request_id, (name, length) in choices.items():
+            accepted = next((n for n in range(length) if rng.random() >= rates[name]), length)
+            num_output_tokens += accepted
+            controller.observe_draft(request_id, name, num_draft_tokens=length, num_accepted_tokens=accepted)
+        model_lengths = [c.length for c in choices.values() if c.proposer == DRAFT_MODEL]
+        controller.observe_step(
+            batch_size=8,
+            draft_lengths=list(choices.values()),
+            num_output_tokens=num_output_tokens,
+            draft_seconds=max(model_lengths, default=0) * draft_of(0.1)(8),
+            verify_seconds=cpu(8 + sum(c.length for c in choices.values())),
+        )
+        history.append(choices)
+    return history
+
+
+def test_ngrams_that_are_wrong_leave_the_requests_to_a_draft_model_that_is_right() -> None:
+    controller = LengthController(settings(), seeded_costs(cpu, draft_of(0.1)))
+    history = run_chain(controller, ngram_acceptance=0.02, model_acceptance=0.85, num_steps=300)
+    assert not controller.is_on("ngram")
+    assert controller.is_on(DRAFT_MODEL)
+    proposers = Counter(choice.proposer for choices in history[-100:] for choice in choices.values())
+    assert proposers[DRAFT_MODEL] > 600
+    assert proposers["ngram"] < 20
+    assert controller.speedup > 1.4
+
+
+def test_a_draft_model_that_is_wrong_is_off_while_ngrams_go_on() -> None:
+    controller = LengthController(settings(), seeded_costs(cpu, draft_of(0.1)))
+    costs_nothing_more = run_chain(controller, ngram_acceptance=0.8, model_acceptance=0.0, num_steps=300)
+    assert controller.is_on("ngram")
+    assert {c.proposer for choices in costs_nothing_more for c in choices.values()} == {"ngram"}
+    # As soon as it has to show what it can: requests for which there is no n-gram.
+    requests = [make_request(f"s{index}") for index in range(8)]
+    for _ in range(MIN_OBSERVED_DRAFTS + 2 * STEPS_BEFORE_OFF):
+        is_usable = DRAFT_MODEL in controller.usable(8)
+        offers = [Offer(r, DRAFT_MODEL, 5) for r in requests] if is_usable else []
+        for request_id, (name, length) in controller.choose(offers, 8).items():
+            controller.observe_draft(request_id, name, num_draft_tokens=length, num_accepted_tokens=0)
+    assert not controller.is_on(DRAFT_MODEL)
+    assert controller.is_on("ngram")
+    assert not controller.may_follow(8, has_offers=True), "what is not used need not be kept up"
+
+
+def test_what_following_costs_has_to_be_earned() -> None:
+    def num_drafted(follow_seconds: float) -> int:
+        """Of the last 3,000 of 6,000 steps."""
+        controller = LengthController(settings(), seeded_costs(cpu, draft_of(0.1)), proposers=[DRAFT_MODEL])
+        requests = [make_request(f"r{index}") for index in range(8)]
+        num_drafted = 0
+        for step in range(6_000):
+            offers = [Offer(r, DRAFT_MODEL, 1) for r in requests] if controller.usable(8) else []
+            choices = controller.choose(offers, 8)
+            for request_id in choices:
+                controller.observe_draft(request_id, DRAFT_MODEL, num_draft_tokens=1, num_accepted_tokens=1)
+            controller.observe_follow(follow_seconds)
+            controller.observe_step(
+                batch_size=8,
+                draft_lengths=list(choices.values()),
+                num_output_tokens=8 + len(choices),
+                draft_seconds=draft_of(0.1)(8) if choices else 0.0,
+                verify_seconds=cpu(8 + len(choices)),
+            )
+            num_drafted += bool(choices) and step >= 3_000
+        return num_drafted
+
+    assert num_drafted(0.0) > 2_900
+    assert num_drafted(2 * cpu(8)) < 200
+
+
 # ---------------------------------------------------------------------------------------- the settings
 
 
 def test_above_its_batch_size_nothing_is_drafted() -> None:
     controller = LengthController(settings(max_batch_size=8))
-    assert controller.may_draft(8)
-    assert not controller.may_draft(9)
+    assert controller.usable(8) == {"ngram", DRAFT_MODEL}
+    assert not controller.usable(9)
 
 
 def test_a_limit_of_zero_is_off() -> None:
     controller = LengthController(settings(num_speculative_tokens=0))
     assert not controller.is_active
-    assert not any(controller.may_draft(1) for _ in range(2 * MIN_PROBE_INTERVAL))
+    assert not any(controller.usable(1) for _ in range(2 * MIN_PROBE_INTERVAL))
     assert controller.fallbacks == {}
 
 
@@ -502,8 +597,8 @@ def test_a_minimum_that_is_met_changes_nothing() -> None:
 def test_a_clock_that_stands_still_breaks_nothing() -> None:
     controller = LengthController(settings())
     for _ in range(50):
-        offers = [Offer(make_request("a"), DRAFT_MODEL, 5)] if controller.may_draft(1) else []
-        lengths = controller.choose(offers, 1)
+        offers = [Offer(make_request("a"), DRAFT_MODEL, 5)] if DRAFT_MODEL in controller.usable(1) else []
+        lengths = lengths_of(controller.choose(offers, 1))
         for name, length in lengths.items():
             controller.observe_draft(name, DRAFT_MODEL, num_draft_tokens=length, num_accepted_tokens=length)
         controller.observe_step(

@@ -1,0 +1,76 @@
+"""Whether one proposer is asked for drafts, and when it is probed while it is not."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+STEPS_BEFORE_OFF = 16
+MIN_PROBE_INTERVAL = 32
+MAX_PROBE_INTERVAL = 256
+EAGER_PROBE_INTERVAL = 4
+MAX_RELAPSES = 7
+
+
+class ProposerSwitch:
+    """Off after enough poor steps in a row; while off, counts the steps between probes."""
+
+    NO_SPEEDUP: ClassVar[float] = 1.0
+    # Weight of a step in the measured speed-up.
+    SPEEDUP_WEIGHT: ClassVar[float] = 0.05
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+        self.num_observed_drafts = 0
+        self.speedup = self.NO_SPEEDUP
+        """Measured, of steps with its drafts over plain ones."""
+        self.num_measured_steps = 0
+        self._num_poor_steps = 0
+        self._num_relapses = 0
+        self._steps_until_probe = MIN_PROBE_INTERVAL
+        self._probe_interval = MIN_PROBE_INTERVAL
+        self._cheapest_interval = 0
+
+    @property
+    def is_probe_due(self) -> bool:
+        return self._steps_until_probe <= 0
+
+    def note(self, *, is_poor: bool) -> bool:
+        """Counts a step in which it was on; returns whether there were too many poor ones in a row."""
+        self._num_poor_steps = self._num_poor_steps + 1 if is_poor else 0
+        return self._num_poor_steps >= STEPS_BEFORE_OFF
+
+    def turn_off(self, *, was_promising: bool = False) -> None:
+        """Switches off. What looked well but measured badly will do so again: it waits longer each time."""
+        self._num_relapses = self._num_relapses + 1 if was_promising else 0
+        self.is_on = False
+        self.speedup, self.num_measured_steps = self.NO_SPEEDUP, 0
+        self._probe_interval = MIN_PROBE_INTERVAL
+        self._steps_until_probe = MIN_PROBE_INTERVAL * 2 ** min(self._num_relapses, MAX_RELAPSES)
+
+    def turn_on(self) -> None:
+        self.is_on = True
+        self._num_poor_steps = 0
+
+    def count_down(self) -> bool:
+        """Counts a step in which it was off; returns whether a probe is due."""
+        self._steps_until_probe -= 1
+        return self.is_probe_due
+
+    def await_next_probe(self, *, cheapest_interval: int) -> None:
+        """After a probe: the next one later than this one was, and not before it has been earned back."""
+        self._probe_interval = min(2 * max(self._probe_interval, MIN_PROBE_INTERVAL // 2), MAX_PROBE_INTERVAL)
+        self._cheapest_interval = cheapest_interval
+        self._await_probe()
+
+    def probe_soon(self) -> None:
+        """After a probe that was right."""
+        self._probe_interval = EAGER_PROBE_INTERVAL
+        self._await_probe()
+
+    def observe_speedup(self, speedup: float) -> None:
+        self.num_measured_steps += 1
+        weight = max(self.SPEEDUP_WEIGHT, 1.0 / self.num_measured_steps)
+        self.speedup += weight * (speedup - self.speedup)
+
+    def _await_probe(self) -> None:
+        self._steps_until_probe = max(self._probe_interval, self._cheapest_interval)
