@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml requirements.lock
 		|| { echo "error: $(PYTHON) is too old, 3.11 or later is needed (set PYTHON)" >&2; exit 1; }
 	@echo "installing into $(VENV); torch alone is several hundred megabytes"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --constraint requirements.lock --editable '.[server,dev]'
+	@$(BIN)/python -m pip install --constraint requirements.lock --editable '.[operator,server,dev]'
 	@touch $@
 
 models: $(INSTALLED) ## Prepares the demo's target model in .cache
@@ -40,7 +40,7 @@ check: $(INSTALLED) ## Format, lint, types and import layers
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy tests
-	$(BIN)/mypy server/demo .ci/lock.py
+	$(BIN)/mypy server/demo .ci/lock.py crds/generate.py helm/generate_crds.py
 	$(BIN)/lint-imports
 
 format: $(INSTALLED) ## Formats the code and fixes what lint can fix

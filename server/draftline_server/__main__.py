@@ -1,25 +1,36 @@
-"""The command line: `draftline-server serve` and `draftline-server generate`."""
+"""The command line: `draftline-server serve`, `generate`, `fetch`, `preflight` and `plan`."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftline_server import __version__
 from draftline_server.config import Config, load_config, parse_config, with_overrides
-from draftline_server.errors import ConfigError, StartupError
-from draftline_server.log import configure_logging
+from draftline_server.errors import ConfigError, FetchError, ResourceError, StartupError
+from draftline_server.log import configure_logging, log_failure
+
+if TYPE_CHECKING:
+    from draftline_server.preflight import Findings
 
 EXIT_FAILED = 1
 EXIT_STARTUP = 2
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+_logger = logging.getLogger(__name__)
 
 # Flag of `serve`, key that it overrides, type, help.
-_OVERRIDES: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
+Override = tuple[str, str, Callable[[str], Any], str]
+_OVERRIDES: tuple[Override, ...] = (
     ("--host", "server.host", str, "address to listen on"),
     ("--grpc-port", "server.grpc_port", int, "gRPC port; 0 takes a free one and logs it"),
     ("--admin-port", "server.admin_port", int, "port of /metrics, /healthz and /readyz; 0 takes a free one"),
@@ -35,6 +46,9 @@ _OVERRIDES: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
     ("--log-level", "observability.log_level", str, "debug, info, warning or error"),
     ("--log-format", "observability.log_format", str, "json or text"),
 )
+
+# Of `plan`: what has no say in the memory is left out.
+_PLAN_OVERRIDES = tuple(override for override in _OVERRIDES if not override[1].startswith("server."))
 
 # Flag of `generate`, field of SamplingParams, type, help.
 _SAMPLING: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
@@ -76,6 +90,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_serve(commands)
     _add_generate(commands)
+    _add_fetch(commands)
+    _add_preflight(commands)
+    _add_plan(commands)
     return parser
 
 
@@ -89,11 +106,15 @@ def _add_serve(commands: Any) -> None:
         "130 a second Ctrl-C ended it at once.",
     )
     parser.set_defaults(run=_serve)
+    _add_configuration(parser, _OVERRIDES)
+
+
+def _add_configuration(parser: argparse.ArgumentParser, overrides: Sequence[Override]) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, metavar="FILE", help="configuration file (YAML)")
     source.add_argument("--target", metavar="DIR", help="directory of the target model")
     parser.add_argument("--draft", metavar="DIR", help="directory of the draft model; only with --target")
-    for flag, key, kind, text in _OVERRIDES:
+    for flag, key, kind, text in overrides:
         parser.add_argument(flag, dest=key, type=kind, metavar="VALUE", help=f"{text} ({key})")
 
 
@@ -120,17 +141,145 @@ def _add_generate(commands: Any) -> None:
         parser.add_argument(flag, dest=name, type=kind, metavar="VALUE", help=text)
 
 
+def _add_fetch(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "fetch",
+        help="bring a model's files into a directory",
+        description="Brings a model's files into a directory, verifies them and leaves a manifest with their "
+        "hashes. A directory that holds the model already is left alone; what was interrupted goes on where "
+        "it ended. Prints the model's digest; progress is in the log (stderr).",
+        epilog="URI: hf://ORG/NAME (HF_TOKEN, HF_ENDPOINT), s3://BUCKET/PREFIX (AWS_ACCESS_KEY_ID, "
+        "AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and so on), file:///PATH or a path. The directory itself as "
+        "a path: its files are verified in place. Exit codes: 0 the model is there; 2 it could not be "
+        "fetched; 143 ended by SIGTERM.",
+    )
+    parser.set_defaults(run=_fetch)
+    parser.add_argument("uri", metavar="URI", help="where the model is")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="the directory")
+    parser.add_argument(
+        "--revision", metavar="NAME", help="branch, tag or commit of hf://; of others a name for their state"
+    )
+    parser.add_argument("--digest", metavar="sha256:HEX", help="what the files must hash to")
+    parser.add_argument("--log-format", choices=("json", "text"), default="json", help="default: %(default)s")
+
+
+def _add_preflight(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "preflight",
+        help="check whether a model pair may be served",
+        description="Checks everything that a start checks before it loads weights: configuration, files, "
+        "digests, tokenizers, context lengths, memory. Writes the result as JSON, whatever it is.",
+        epilog="Exit codes: 0 the pair may be served; 2 it may not.",
+    )
+    parser.set_defaults(run=_preflight)
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", required=True, help="configuration file (YAML)"
+    )
+    parser.add_argument("--result", type=Path, metavar="FILE", required=True, help="where the result goes")
+    _add_accelerator_memory(parser)
+
+
+def _add_plan(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "plan",
+        help="show how much memory a model pair needs",
+        description="Prints the memory plan of a model pair: weights, working memory, KV cache, how many "
+        "requests of full length it holds, and what would make it fit where it does not.",
+        epilog="Exit codes: 0 it fits, or the memory is not known; 2 it does not fit or cannot be served.",
+    )
+    parser.set_defaults(run=_plan)
+    _add_configuration(parser, _PLAN_OVERRIDES)
+    _add_accelerator_memory(parser)
+
+
+def _add_accelerator_memory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--accelerator-memory",
+        metavar="BYTES",
+        help="plan for a GPU of this memory, such as 80GiB, which need not be here",
+    )
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     config = _read_config(arguments)
     configure_logging(level=config.observability.log_level, log_format=config.observability.log_format)
     # Imported late: gRPC takes a moment, which --help and a wrong key should not cost.
     from draftline_server.app import load_pair, run
 
-    return run(config, load_pair)
+    try:
+        return run(config, load_pair)
+    except StartupError:
+        raise
+    except Exception as error:
+        log_failure(_logger, "server failed", error)
+        return EXIT_FAILED
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    configure_logging(level="info", log_format=arguments.log_format)
+    if arguments.digest is not None and not re.fullmatch("sha256:[0-9a-f]{64}", arguments.digest):
+        raise FetchError("--digest: must be sha256: and 64 hexadecimal digits")
+    from draftline_server.fetch.fetching import fetch_model
+
+    with _ended_by_sigterm():
+        try:
+            fetched = fetch_model(
+                arguments.uri, arguments.out, revision=arguments.revision, digest=arguments.digest
+            )
+        except StartupError:
+            raise
+        except Exception as error:
+            log_failure(_logger, "fetch failed", error)
+            return EXIT_FAILED
+    print(fetched.model)
+    return 0
+
+
+def _preflight(arguments: argparse.Namespace) -> int:
+    configure_logging(level="info", log_format="json")
+    from draftline_server.preflight import run_checks, write_result
+
+    with _ended_by_sigterm():
+        findings = run_checks(lambda: load_config(arguments.config), arguments.accelerator_memory)
+        try:
+            write_result(findings, arguments.result)
+        except OSError as error:
+            raise ResourceError(f"--result: {arguments.result}: {error.strerror}") from error
+    return _show_findings(findings)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from draftline_server.preflight import run_checks
+
+    return _show_findings(run_checks(lambda: _read_config(arguments), arguments.accelerator_memory))
+
+
+def _show_findings(findings: Findings) -> int:
+    from draftline_server.preflight import summarize
+
+    for line in summarize(findings):
+        print(line)
+    if findings.fault is None:
+        return 0
+    print(f"error: {findings.fault.message}", file=sys.stderr)
+    return EXIT_STARTUP
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """The first process of a container is not ended by a signal that it does not handle.
+
+    At once, as a kill does, which loses nothing: what has come is continued by the next run.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _read_config(arguments: argparse.Namespace) -> Config:
-    overrides = {key: getattr(arguments, key) for _, key, _, _ in _OVERRIDES}
+    overrides = {key: getattr(arguments, key, None) for _, key, _, _ in _OVERRIDES}
     overrides = {key: value for key, value in overrides.items() if value is not None}
     if arguments.config is not None:
         if arguments.draft is not None:

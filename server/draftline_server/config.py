@@ -37,8 +37,8 @@ _UNITS = {
 }
 
 
-def _parse_bytes(value: Any) -> Any:
-    """Turns ``"4GiB"`` into bytes; leaves integers alone."""
+def parse_bytes(value: Any) -> Any:
+    """Turns ``"4GiB"`` into bytes; leaves integers alone. Raises `ValueError`."""
     if not isinstance(value, str):
         return value
     number = value.rstrip("KMGTiB")
@@ -64,7 +64,7 @@ _BYTE_SIZE = "a number of bytes, or text such as 512MiB or 4GiB"
 ByteSize = Annotated[
     int,
     Field(strict=True, json_schema_extra={"description_of_value": _BYTE_SIZE}),
-    BeforeValidator(_parse_bytes),
+    BeforeValidator(parse_bytes),
 ]
 DirectoryPath = Annotated[
     Path,

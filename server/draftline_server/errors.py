@@ -4,7 +4,10 @@
     ├── StartupError            the process cannot start: one line, exit code 2
     │   ├── ConfigError           a key of the configuration file
     │   ├── ModelError            a model's files, tokenizer or architecture
-    │   └── ResourceError         a port, the device or the memory
+    │   │   └── PairMismatchError     sound models that do not fit together, or are not the expected pair
+    │   ├── ResourceError         a port, the device or the memory
+    │   │   └── MemoryShortageError   the models do not fit into the memory there is
+    │   └── FetchError            a model's files cannot be brought here
     └── RequestError            one request cannot be served; others are not affected
         ├── InvalidRequestError   bad input; names the field
         ├── QueueFullError        too many requests wait; try again after `retry_after_seconds`
@@ -33,8 +36,20 @@ class ModelError(StartupError):
     """A model cannot be loaded, or a pair does not fit together."""
 
 
+class PairMismatchError(ModelError):
+    """Each model is sound, but they do not fit together, or are not the pair that was expected."""
+
+
 class ResourceError(StartupError):
     """The machine lacks a port, a device ability or memory."""
+
+
+class MemoryShortageError(ResourceError):
+    """The models, or a cache that serves one request, do not fit into the memory."""
+
+
+class FetchError(StartupError):
+    """A model's files cannot be brought here. No credentials in the message."""
 
 
 class RequestError(DraftlineError):

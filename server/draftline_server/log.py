@@ -10,6 +10,7 @@ import datetime
 import json
 import logging
 import math
+import secrets
 import sys
 from collections.abc import Mapping
 from typing import Literal, TextIO
@@ -32,6 +33,15 @@ def log_event(
     if logger.isEnabledFor(level):
         present = {key: value for key, value in fields.items() if value is not None}
         logger.log(level, "%s", message, exc_info=exc_info, extra={_FIELDS: present})
+
+
+def log_failure(logger: logging.Logger, message: str, error: BaseException) -> str:
+    """Logs a fault of ours with its traceback; returns the id under which the log has it."""
+    error_id = secrets.token_hex(8)
+    log_event(
+        logger, logging.CRITICAL, message, error_id=error_id, error=type(error).__name__, exc_info=error
+    )
+    return error_id
 
 
 def configure_logging(*, level: str, log_format: LogFormat, stream: TextIO | None = None) -> None:

@@ -21,6 +21,8 @@ from draftline_server.config import Dtype
 from draftline_server.errors import ResourceError
 
 DEVICE_KEY = "device"
+ABSENT_GPU = torch.device("cuda")
+"""A GPU that this machine need not have, for plans. Those that `resolve_device` returns have an index."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BFLOAT16_CAPABILITY = (8, 0)
@@ -84,6 +86,8 @@ def read_container_memory(proc_cgroup: Path = _PROC_CGROUP, cgroup_root: Path = 
 def _lacks(name: str, device: torch.device) -> str | None:
     if device.type == "cpu":
         return "CPUs lack it; set float32 or bfloat16" if name == "float16" else None
+    if device == ABSENT_GPU:
+        return None
     if name == "bfloat16" and torch.cuda.get_device_capability(device) < _BFLOAT16_CAPABILITY:
         return f"{torch.cuda.get_device_name(device)} lacks it; set float16 or float32"
     return None

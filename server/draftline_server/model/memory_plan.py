@@ -16,10 +16,11 @@ import math
 from dataclasses import dataclass
 
 from draftline_server.config import Config
-from draftline_server.errors import ResourceError
+from draftline_server.core.byte_size import format_bytes
+from draftline_server.errors import MemoryShortageError
 from draftline_server.model.architecture import ModelFacts
 
-_CPU_POOL_SHARE = 10
+CPU_POOL_SHARE = 10
 _CPU_POOL_BYTES = 4 * 2**30
 _CPU_POOL_REUSE = 2
 """How many times over the running requests could fill the default pool of a CPU: the rest is prefix cache."""
@@ -55,6 +56,8 @@ class MemoryBudget:
     total_bytes: int
     available_bytes: int
     source: str
+    is_known: bool = True
+    """False for a device whose memory nobody knows: the plan says what is needed and is not judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,8 @@ class MemoryPlan:
     block_size: int
     num_blocks: int
     """Of the pool; each has room in the caches of both models."""
+    configured_pool_bytes: int | None
+    """The pool's size where `inference.kv_cache_memory` fixes it."""
     max_context_length: int
 
     @property
@@ -95,28 +100,31 @@ class MemoryPlan:
         """Tokens that requests can keep in the pool at once."""
         return self.num_blocks * self.block_size
 
-    def table(self) -> list[str]:
-        """The plan for the log, one line for each share."""
-        rows = [("target weights", self.target.weight_bytes, "")]
-        if self.draft is not None:
-            rows.append(("draft weights", self.draft.weight_bytes, ""))
-        if self.extra_weight_bytes:
-            rows.append(("repacked weights", self.extra_weight_bytes, ""))
-        rows += [
-            ("logits", self.logits_bytes, ""),
-            ("activations", self.activation_bytes, ""),
-        ]
-        if self.process_bytes:
-            rows.append(("process", self.process_bytes, ""))
-        rows += [
-            ("KV cache pool", self.pool_bytes, f"{self.num_blocks} blocks of {self.block_size} tokens"),
-            ("target KV of a token", self.target.kv_bytes_per_token, ""),
-        ]
-        if self.draft is not None:
-            rows.append(("draft KV of a token", self.draft.kv_bytes_per_token, ""))
-        used = _fixed_bytes(self) + self.pool_bytes
-        rows.append(("in all", used, f"of {format_bytes(self.limit_bytes)} ({self.budget.source})"))
-        return [f"{name:<22}{format_bytes(size):>12}  {note}".rstrip() for name, size, note in rows]
+    @property
+    def fixed_bytes(self) -> int:
+        """All but the pool."""
+        weights = self.target.weight_bytes + (self.draft.weight_bytes if self.draft else 0)
+        working = self.logits_bytes + self.activation_bytes + self.process_bytes
+        return weights + self.extra_weight_bytes + working
+
+    @property
+    def request_bytes(self) -> int:
+        """What one request of the longest context takes in the pool."""
+        return self.request_blocks * self.block_bytes
+
+    @property
+    def request_blocks(self) -> int:
+        return math.ceil(self.max_context_length / self.block_size)
+
+    @property
+    def required_bytes(self) -> int:
+        """The least that serves one request of the longest context, with a pool of the configured size."""
+        return self.fixed_bytes + max(self.request_bytes, self.configured_pool_bytes or 0)
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What nothing uses; negative by as much as the plan is too large."""
+        return self.limit_bytes - self.fixed_bytes - self.pool_bytes
 
 
 def compute_memory_plan(
@@ -128,9 +136,9 @@ def compute_memory_plan(
     draft: PlannedModel | None = None,
     extra_weight_bytes: int = 0,
 ) -> MemoryPlan:
-    """Raises `ResourceError` where the models do not fit or the pool cannot hold one request.
+    """The plan, whether or not it fits: `check_memory_plan` judges that.
 
-    `draft` is None where none is run.
+    `draft` is None where none is run. The pool is empty where nothing is left for it.
     """
     models = [target] if draft is None else [target, draft]
     limit_bytes = budget.available_bytes
@@ -148,17 +156,35 @@ def compute_memory_plan(
         process_bytes=_CPU_PROCESS_BYTES if budget.is_cpu else 0,
         block_size=config.inference.block_size,
         num_blocks=0,
+        configured_pool_bytes=config.inference.kv_cache_memory,
         max_context_length=max_context_length,
     )
-    return _with_pool(empty, _choose_pool_bytes(config, empty))
+    return dataclasses.replace(empty, num_blocks=_choose_pool_bytes(config, empty) // empty.block_bytes)
 
 
-def format_bytes(size: int) -> str:
-    """In the unit that keeps the number short."""
-    for unit, factor in [("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)]:
-        if abs(size) >= factor:
-            return f"{size / factor:.2f} {unit}"
-    return f"{size} B"
+def check_memory_plan(plan: MemoryPlan) -> None:
+    """Raises `MemoryShortageError` where the models do not fit or the pool cannot hold one request."""
+    if not plan.budget.is_known:
+        return
+    limit = f"{format_bytes(plan.limit_bytes)} ({plan.budget.source})"
+    left = plan.limit_bytes - plan.fixed_bytes
+    if left <= 0:
+        raise MemoryShortageError(
+            f"models: weights and working memory need {format_bytes(plan.fixed_bytes)}, there are {limit}"
+        )
+    pool_bytes = plan.configured_pool_bytes
+    if pool_bytes is not None and pool_bytes > left:
+        raise MemoryShortageError(
+            f"inference.kv_cache_memory: {format_bytes(pool_bytes)} do not fit; weights and working memory "
+            f"leave {format_bytes(left)} of {limit}"
+        )
+    if plan.num_blocks < plan.request_blocks:
+        pool_bytes = plan.pool_bytes if pool_bytes is None else pool_bytes
+        raise MemoryShortageError(
+            f"inference.kv_cache_memory: the pool of {format_bytes(pool_bytes)} is too small for one request "
+            f"of inference.max_context_length ({plan.max_context_length} tokens), which needs "
+            f"{format_bytes(plan.request_bytes)}; raise the one or lower the other"
+        )
 
 
 def _model_memory(model: PlannedModel) -> ModelMemory:
@@ -187,44 +213,12 @@ def _activation_bytes(config: Config, facts: ModelFacts) -> int:
     return config.inference.max_batched_tokens * width * 4
 
 
-def _fixed_bytes(plan: MemoryPlan) -> int:
-    weights = plan.target.weight_bytes + (plan.draft.weight_bytes if plan.draft else 0)
-    return weights + plan.extra_weight_bytes + plan.logits_bytes + plan.activation_bytes + plan.process_bytes
-
-
 def _choose_pool_bytes(config: Config, plan: MemoryPlan) -> int:
-    left = plan.limit_bytes - _fixed_bytes(plan)
-    if left <= 0:
-        raise ResourceError(
-            f"models: weights and working memory need {format_bytes(_fixed_bytes(plan))}, "
-            f"there are {format_bytes(plan.limit_bytes)} ({plan.budget.source})"
-        )
-    fixed = config.inference.kv_cache_memory
-    if fixed is not None:
-        if fixed > left:
-            raise ResourceError(
-                f"inference.kv_cache_memory: {format_bytes(fixed)} do not fit; weights and working memory "
-                f"leave {format_bytes(left)} of {format_bytes(plan.limit_bytes)} ({plan.budget.source})"
-            )
-        return fixed
+    left = max(plan.limit_bytes - plan.fixed_bytes, 0)
+    if plan.configured_pool_bytes is not None:
+        return plan.configured_pool_bytes
     if not plan.budget.is_cpu:
         return left
-    useful = config.server.max_concurrent_requests * _blocks_of_one_request(plan) * _CPU_POOL_REUSE
-    share = min(plan.limit_bytes // _CPU_POOL_SHARE, _CPU_POOL_BYTES)
+    useful = config.server.max_concurrent_requests * plan.request_blocks * _CPU_POOL_REUSE
+    share = min(plan.limit_bytes // CPU_POOL_SHARE, _CPU_POOL_BYTES)
     return min(share, left, useful * plan.block_bytes)
-
-
-def _with_pool(plan: MemoryPlan, pool_bytes: int) -> MemoryPlan:
-    num_blocks = pool_bytes // plan.block_bytes
-    needed = _blocks_of_one_request(plan)
-    if num_blocks < needed:
-        raise ResourceError(
-            f"inference.kv_cache_memory: the pool of {format_bytes(pool_bytes)} is too small for one request "
-            f"of inference.max_context_length ({plan.max_context_length} tokens), which needs "
-            f"{format_bytes(needed * plan.block_bytes)}; raise the one or lower the other"
-        )
-    return dataclasses.replace(plan, num_blocks=num_blocks)
-
-
-def _blocks_of_one_request(plan: MemoryPlan) -> int:
-    return math.ceil(plan.max_context_length / plan.block_size)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from draftline_server.errors import ConfigError, ModelError
+from draftline_server.errors import ConfigError, ModelError, PairMismatchError
 from draftline_server.model.architecture import ModelFacts
 from draftline_server.model.tokenizer import Tokenizer
 
@@ -40,13 +40,13 @@ def check_vocabulary(tokenizer: Tokenizer, facts: ModelFacts) -> None:
 
 
 def check_tokenizers(target: Tokenizer, draft: Tokenizer) -> None:
-    """Raises `ModelError` unless both tokenizers are the same one."""
+    """Raises `PairMismatchError` unless both tokenizers are the same one."""
     target_map, draft_map = target.token_map(), draft.token_map()
     if target_map != draft_map:
-        raise ModelError(_explain_difference(target_map, draft_map))
+        raise PairMismatchError(_explain_difference(target_map, draft_map))
     for probe in _PROBES:
         if target.encode_plain(probe) != draft.encode_plain(probe):
-            raise ModelError(
+            raise PairMismatchError(
                 f"its tokenizer has the target's {len(target_map)} tokens, but cuts {_quote(probe)} "
                 "in another way"
             )

@@ -6,7 +6,7 @@ what cannot be known before. Every fault is one line that begins with the config
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from draftline_server.config import Config, Method, ModelConfig
 from draftline_server.core.digest import ModelDigest, compute_model_digest, compute_pair_digest
-from draftline_server.errors import ModelError
+from draftline_server.errors import ConfigError, ModelError, PairMismatchError
 from draftline_server.model import architecture, checkpoint, cpu_kernels, device, memory_plan, pair
 from draftline_server.model.architecture import ModelFacts, Skeleton
 from draftline_server.model.checkpoint import Checkpoint
@@ -27,6 +27,8 @@ from draftline_server.model.memory_plan import MemoryBudget, MemoryPlan, Planned
 from draftline_server.model.tokenizer import Tokenizer
 
 Role = Literal["target", "draft"]
+
+ACCELERATOR_FLAG = "--accelerator-memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class InspectedModel:
     facts: ModelFacts
     tokenizer: Tokenizer
     digest: ModelDigest
+    device: torch.device
+    """What the dtypes below are for."""
     dtype: torch.dtype
     """Of the weights, as configured; the device may compute in a wider one."""
     compute_dtype: torch.dtype
@@ -48,19 +52,15 @@ class InspectedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InspectedModels:
-    """A pair that fits together and fits the device."""
+class InspectedPair:
+    """Models that are sound and fit together; whether they fit the memory is another question."""
 
     device: torch.device
-    budget: MemoryBudget
     target: InspectedModel
     draft: InspectedModel | None
     """The configured draft model, whether or not it is ever run."""
-    methods: tuple[Method, ...]
-    """The proposers that this server can run, in order; empty where speculation is off."""
     max_context_length: int
     pair_digest: str
-    plan: MemoryPlan
 
     def notes(self) -> list[str]:
         """What is worth a line in the log, though nothing is wrong."""
@@ -68,16 +68,51 @@ class InspectedModels:
         return [f"{_key(model.role)}: ignored {what}" for model in models for what in model.ignored]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedModels(InspectedPair):
+    """A pair that fits the device."""
+
+    budget: MemoryBudget
+    methods: tuple[Method, ...]
+    """The proposers that this server can run, in order; empty where speculation is off."""
+    plan: MemoryPlan
+
+
 def inspect_models(config: Config) -> InspectedModels:
     """Checks the configured models and plans the memory. Raises a `StartupError`."""
+    where = device.resolve_device(config.device)
+    inspected = inspect_pair(config, where)
+    budget = read_budget(where)
+    plan = plan_memory(config, inspected, budget)
+    memory_plan.check_memory_plan(plan)
+    return InspectedModels(
+        device=where,
+        target=inspected.target,
+        draft=inspected.draft,
+        max_context_length=inspected.max_context_length,
+        pair_digest=inspected.pair_digest,
+        budget=budget,
+        methods=_usable_methods(config),
+        plan=plan,
+    )
+
+
+def inspect_pair(
+    config: Config, where: torch.device, *, report: Callable[[InspectedModel], object] = lambda _: None
+) -> InspectedPair:
+    """Checks the configured models for a device, without a look at its memory. Raises a `StartupError`.
+
+    `report` is called with each model that is sound, so that a fault of the pair does not hide what is known.
+    """
     # transformers warns on stderr in a form of its own; its warnings belong in the log of the process.
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
-    where = device.resolve_device(config.device)
     target = inspect_model(config.models.target_model, role="target", where=where)
+    report(target)
     draft = None
     if config.models.draft_model is not None:
         draft = inspect_model(config.models.draft_model, role="draft", where=where)
+        report(draft)
         with _naming("draft"):
             pair.check_tokenizers(target.tokenizer, draft.tokenizer)
     max_context_length = pair.check_context_lengths(
@@ -85,17 +120,12 @@ def inspect_models(config: Config) -> InspectedModels:
         target=target.facts,
         draft=draft.facts if draft and config.uses_draft_model else None,
     )
-    pair_digest = _check_pair_digest(config, target, draft)
-    budget = read_budget(where)
-    return InspectedModels(
+    return InspectedPair(
         device=where,
-        budget=budget,
         target=target,
         draft=draft,
-        methods=_usable_methods(config),
         max_context_length=max_context_length,
-        pair_digest=pair_digest,
-        plan=plan_memory(config, target, draft, budget=budget, max_context_length=max_context_length),
+        pair_digest=_check_pair_digest(config, target, draft),
     )
 
 
@@ -131,6 +161,7 @@ def inspect_model(model: ModelConfig, *, role: Role, where: torch.device) -> Ins
         facts=facts,
         tokenizer=tokenizer,
         digest=digest,
+        device=where,
         dtype=dtype,
         compute_dtype=compute_dtype(dtype, where),
         ignored=_ignored(weights, skeleton),
@@ -141,6 +172,25 @@ def _ignored(weights: Checkpoint, skeleton: Skeleton) -> tuple[str, ...]:
     files = [f"{path.name}, which is no part of the checkpoint" for path in weights.ignored_files]
     tensors = checkpoint.ignored_tensors(weights, skeleton)
     return (*files, *([tensors] if tensors is not None else []))
+
+
+def choose_device(config: Config, accelerator_bytes: int | None) -> tuple[torch.device, MemoryBudget]:
+    """What to plan for, which need not be here: a GPU with memory of a given size, or of an unknown one."""
+    if accelerator_bytes is not None:
+        if config.device == "cpu":
+            raise ConfigError(f"{ACCELERATOR_FLAG}: cannot be given where device is cpu")
+        return device.ABSENT_GPU, MemoryBudget(
+            is_cpu=False,
+            total_bytes=accelerator_bytes,
+            available_bytes=accelerator_bytes,
+            source="the accelerator",
+        )
+    if config.device == "cuda" and not torch.cuda.is_available():
+        return device.ABSENT_GPU, MemoryBudget(
+            is_cpu=False, total_bytes=0, available_bytes=0, source="accelerator", is_known=False
+        )
+    where = device.resolve_device(config.device)
+    return where, read_budget(where)
 
 
 def read_budget(where: torch.device) -> MemoryBudget:
@@ -154,23 +204,16 @@ def read_budget(where: torch.device) -> MemoryBudget:
     )
 
 
-def plan_memory(
-    config: Config,
-    target: InspectedModel,
-    draft: InspectedModel | None,
-    *,
-    budget: MemoryBudget,
-    max_context_length: int,
-) -> MemoryPlan:
-    """The plan of a pair; a draft model that is never run takes no memory."""
-    run_draft = draft if config.uses_draft_model else None
-    models = [target] if run_draft is None else [target, run_draft]
+def plan_memory(config: Config, inspected: InspectedPair, budget: MemoryBudget) -> MemoryPlan:
+    """The plan of a pair, whether or not it fits; a draft model that is never run takes no memory."""
+    target, draft = inspected.target, inspected.draft if config.uses_draft_model else None
+    models = [target] if draft is None else [target, draft]
     return memory_plan.compute_memory_plan(
         config,
         budget=budget,
-        max_context_length=max_context_length,
+        max_context_length=inspected.max_context_length,
         target=_planned(target),
-        draft=_planned(run_draft) if run_draft else None,
+        draft=_planned(draft) if draft else None,
         extra_weight_bytes=sum(map(_embedding_copy_bytes, models)) if budget.is_cpu else 0,
     )
 
@@ -212,7 +255,9 @@ def _check_pair_digest(config: Config, target: InspectedModel, draft: InspectedM
     )
     expected = config.models.expected_pair_digest
     if expected not in (None, computed):
-        raise ModelError(f"models.expected_pair_digest: {expected} is expected, the files give {computed}")
+        raise PairMismatchError(
+            f"models.expected_pair_digest: {expected} is expected, the files give {computed}"
+        )
     return computed
 
 
@@ -229,7 +274,7 @@ def _naming(role: Role) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        raise ModelError(f"{_key(role)}: {error}") from error
+        raise type(error)(f"{_key(role)}: {error}") from error
     except OSError as error:  # of any file or folder; the checks name those that they know
         raise ModelError(f"{_key(role)}: {error.filename}: cannot be read: {error.strerror}") from error
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +91,41 @@ def test_failed_start_is_one_line(
     assert capsys.readouterr().err == "error: models.target_model.path: no such directory\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["generate", "--help"]])
-def test_help_is_there(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+@pytest.fixture
+def _root_logger_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+
+
+@pytest.mark.usefixtures("_root_logger_as_it_was")
+def test_start_that_fails_by_a_fault_of_ours_is_one_line_with_an_id(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(config: Config, _: object) -> int:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("draftline_server.app.run", run)
+    assert command_line.main(["serve", "--target", "/a"]) == command_line.EXIT_FAILED
+    entry = json.loads(capsys.readouterr().err)  # one line, so one document
+    assert (entry["level"], entry["message"], entry["error"]) == ("critical", "server failed", "RuntimeError")
+    assert re.fullmatch("[0-9a-f]{16}", entry["error_id"])
+    assert entry["exception"].startswith("Traceback")
+    assert command_line.main(["serve", "--target", "/a", "--log-format", "text"]) == command_line.EXIT_FAILED
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert re.search(
+        "critical draftline_server.*: server failed error_id=[0-9a-f]{16} error=RuntimeError$", first
+    )
+    assert second.startswith("Traceback")
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["fetch"], ["preflight"], ["plan"]])
+def test_help_is_there(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        command_line.main(arguments)
+        command_line.main([*command, "--help"])
     assert caught.value.code == 0
     assert "usage: draftline-server" in capsys.readouterr().out
 

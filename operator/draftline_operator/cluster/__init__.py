@@ -1,0 +1,1 @@
+"""The only code that knows the Kubernetes client: plain JSON objects in and out, errors of our own tree."""

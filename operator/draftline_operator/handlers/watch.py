@@ -1,0 +1,47 @@
+"""Runs kopf inside our own event loop, as a source of events and nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+import kopf
+
+from draftline_operator.cluster.client import Credentials
+from draftline_operator.constants import FIELD_MANAGER
+from draftline_operator.handlers.registry import OUR_LABELS, build_registry, watched_children
+from draftline_operator.models.kinds import Kind
+from draftline_operator.services.worker import WorkQueue
+
+
+async def watch(
+    queue: WorkQueue,
+    *,
+    namespaces: Sequence[str],
+    optional_kinds: Collection[Kind],
+    credentials: Callable[[], Awaitable[Credentials]],
+    stop: asyncio.Event,
+) -> None:
+    """Until `stop` is set, or the process is told to end: kopf listens to signals, too."""
+    await kopf.operator(
+        registry=build_registry(queue, optional_kinds, credentials),
+        settings=_settings(optional_kinds),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+        stop_flag=stop,
+    )
+
+
+def _settings(optional_kinds: Collection[Kind]) -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.scanning.disabled = True  # kinds and namespaces are known; watching them needs more rights
+    settings.posting.enabled = False
+    settings.posting.reporting_component = FIELD_MANAGER
+    settings.watching.server_timeout = 290  # a whole number, as the API wants it
+    settings.watching.connect_timeout = 10
+    settings.networking.request_timeout = 30
+    settings.process.ultimate_exiting_timeout = 20
+    for address in watched_children(optional_kinds):
+        settings.watching.label_selectors[address] = OUR_LABELS
+    return settings

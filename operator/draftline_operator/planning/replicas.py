@@ -1,0 +1,26 @@
+"""How many pods there shall be: the resource's own `replicas`, which people and the autoscaler write."""
+
+from __future__ import annotations
+
+from draftline_operator.models.spec import SpeculativeDeploymentSpec
+
+
+def wanted_replicas(spec: SpeculativeDeploymentSpec, live: int | None) -> int:
+    """`live` is what the Deployment has; None where there is none.
+
+    A spec without `replicas` changes nothing, also where it replaced one that had them. With autoscaling no
+    pods are left out or added that the autoscaler would bring back or take away at once.
+    """
+    asked: int | None = spec.replicas
+    autoscaling = spec.autoscaling
+    if autoscaling is None:
+        return asked if asked is not None else live or 1
+    if asked == 0:
+        return 0
+    return min(max(asked or live or 0, autoscaling.min_replicas), autoscaling.max_replicas)
+
+
+def replicas_to_fill_in(spec: SpeculativeDeploymentSpec, wanted: int) -> int | None:
+    """What to write into a resource without `replicas`: nobody can read its /scale before."""
+    asked: int | None = spec.replicas
+    return wanted if asked is None else None

@@ -1,0 +1,31 @@
+"""The ConfigMap that keeps a preflight result under its pair's key, for all resources that serve the pair."""
+
+from __future__ import annotations
+
+from draftline_operator import constants
+from draftline_operator.models.names import pair_record_name
+from draftline_operator.models.resource import Manifest, Resource
+from draftline_operator.resources.labels import owner_reference
+
+RESULT_KEY = "result.json"
+
+
+def render_pair_record(resource: Resource, pair_key: str, result_json: str) -> Manifest:
+    """It goes away with its last owner; each owner has to apply it under a field manager of its own."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": pair_record_name(pair_key),
+            "namespace": resource.namespace,
+            "labels": {
+                constants.NAME_LABEL: constants.APP_NAME,
+                constants.COMPONENT_LABEL: constants.PREFLIGHT,
+                constants.MANAGED_BY_LABEL: constants.FIELD_MANAGER,
+                constants.PART_OF_LABEL: constants.APP_NAME,
+                constants.REVISION_LABEL: pair_key,
+            },
+            "ownerReferences": [owner_reference(resource, is_controller=False)],
+        },
+        "data": {RESULT_KEY: result_json},
+    }

@@ -1,0 +1,343 @@
+"""One reconcile: read the cluster, decide, write what differs, tell it in the status.
+
+Level-based: the same for a new resource, a changed one, an event of a child and the periodic look; it
+remembers nothing but what the API server holds, so it may be stopped after any write and started again from
+the top.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from draftline_operator.cluster.interface import Cluster
+from draftline_operator.cluster.observe import (
+    accelerator_memory,
+    hash_secrets,
+    observe,
+    observe_name,
+    selector,
+)
+from draftline_operator.constants import SERVING
+from draftline_operator.errors import (
+    ForbiddenError,
+    InvalidSpecError,
+    NameConflictError,
+    OperatorError,
+    RejectedError,
+)
+from draftline_operator.log import log_event
+from draftline_operator.models.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    JOB,
+    SPECULATIVE_DEPLOYMENT,
+    Kind,
+    kind_of,
+)
+from draftline_operator.models.names import pair_record_name, short_hash
+from draftline_operator.models.observed import Object, Observed, is_terminating
+from draftline_operator.models.quantity import parse_quantity
+from draftline_operator.models.resource import Manifest, RenderSettings, Resource
+from draftline_operator.models.spec import parse_spec
+from draftline_operator.planning.api_service_ownership import MetricsApiState
+from draftline_operator.planning.autoscaling import autoscaling_condition
+from draftline_operator.planning.changes import changes_of, check_names, keep_selector, superfluous
+from draftline_operator.planning.conditions import Problem, Situation, decide_conditions
+from draftline_operator.planning.gate import Gate, decide_gate
+from draftline_operator.planning.pod_faults import find_fault
+from draftline_operator.planning.replicas import replicas_to_fill_in, wanted_replicas
+from draftline_operator.planning.rollout import read_rollout
+from draftline_operator.planning.status import status_change, status_document
+from draftline_operator.resources.pair import pair_key
+from draftline_operator.services.children import render_preflight, render_surroundings, render_workload
+from draftline_operator.services.pair_records import PairClaims, find_record, keep_record, read_record
+from draftline_operator.services.scaling import Loads, scale
+
+_SOON_SECONDS = 1.0
+_NAME_CONFLICT_SECONDS = 15.0
+_REFUSED_SECONDS = 60.0
+_SECRETS_SECONDS = 60.0
+_OTHERS_JOB_SECONDS = 30.0
+
+# What stands in the way of a spec is told by these reasons, and looked at again after so long.
+_PROBLEMS: Final[Mapping[type[OperatorError], tuple[str, float | None]]] = {
+    InvalidSpecError: ("InvalidSpec", None),
+    NameConflictError: ("NameConflict", _NAME_CONFLICT_SECONDS),
+    ForbiddenError: ("Forbidden", _REFUSED_SECONDS),
+    RejectedError: ("Rejected", _REFUSED_SECONDS),
+}
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a reconcile needs beside the resource."""
+
+    cluster: Cluster
+    loads: Loads
+    settings: Callable[[], RenderSettings]
+    """Asked each time: what the cluster offers may change."""
+    optional_kinds: Callable[[], Collection[Kind]]
+    """Of other projects' kinds those that are installed."""
+    now: Callable[[], datetime.datetime]
+    metrics_api: Callable[[], MetricsApiState | None] = lambda: None
+    claims: PairClaims = field(default_factory=PairClaims)
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """When to look again, without any event; None: at the next periodic look."""
+
+    requeue_after: float | None = None
+    is_gone: bool = False
+
+
+async def reconcile(namespace: str, name: str, surroundings: Surroundings) -> Outcome:
+    """Raises `ClusterError` where a retry may help; whatever else stands in the way is told in the status."""
+    body = await surroundings.cluster.get(SPECULATIVE_DEPLOYMENT, namespace, name)
+    if body is None or is_terminating(body):
+        return Outcome(is_gone=True)
+    return await _Reconcile(body, surroundings).run()
+
+
+class _Reconcile:
+    """The state of one pass."""
+
+    def __init__(self, body: Object, surroundings: Surroundings) -> None:
+        self._body = body
+        self._around = surroundings
+        self._cluster = surroundings.cluster
+        self._settings = surroundings.settings()
+        self._namespace: str = body["metadata"]["namespace"]
+        self._name: str = body["metadata"]["name"]
+        status = body.get("status") or {}
+        self._observed = Observed(uid=body["metadata"]["uid"], name=self._name, status=status)
+        self._gate: Gate | None = None
+        self._problem: Problem | None = None
+        self._warning: Problem | None = None
+        self._wanted: int | None = None
+        self._requeue_after: float | None = None
+
+    async def run(self) -> Outcome:
+        try:
+            kinds = self._around.optional_kinds()
+            self._observed = await observe(self._cluster, self._body, optional_kinds=kinds)
+            await self._follow(self._read_resource())
+        except (InvalidSpecError, NameConflictError, ForbiddenError, RejectedError) as error:
+            reason, seconds = _PROBLEMS[type(error)]
+            self._problem = Problem(reason, str(error))
+            self._look_again(seconds)
+        finally:
+            self._around.claims.release(self._namespace, self._name)
+        await self._tell()
+        return Outcome(self._requeue_after)
+
+    async def _follow(self, resource: Resource) -> None:
+        """Nothing is written before all of it is known to be possible, nor before what it uses is there."""
+        self._wanted = wanted_replicas(resource.spec, self._live_replicas())
+        key = pair_key(resource, self._settings)
+        record = await find_record(self._cluster, self._namespace, key)
+        gate = self._decide_gate(key, record)
+        secrets_hash = await self._hash_secrets(resource)
+        pods = [] if self._is_held else await self._render_pods(resource, gate, secrets_hash)
+        desired = [*render_surroundings(resource, self._settings), *pods]
+        if not await self._names_are_free(desired):
+            self._problem = Problem("Replacing", "children of a deleted namesake are about to go")
+            self._look_again(_SOON_SECONDS)
+            return
+        await self._fill_in_replicas(resource)
+        for manifest in changes_of(desired, self._observed):
+            await self._apply(manifest)
+        if await keep_record(self._cluster, resource, gate, record):
+            self._log("recorded a verdict", CONFIG_MAP, pair_record_name(key))
+            self._look_again(0.0)  # to clean up after the Job
+        await self._scale()
+        await self._clean_up(desired, gate)
+
+    # ---------------------------------------------------------------------------------- reading and deciding
+
+    def _read_resource(self) -> Resource:
+        metadata = self._body["metadata"]
+        return Resource(
+            name=self._name,
+            namespace=self._namespace,
+            uid=metadata["uid"],
+            generation=metadata["generation"],
+            spec=parse_spec(self._body.get("spec") or {}),
+            labels=metadata.get("labels") or {},
+            annotations=metadata.get("annotations") or {},
+        )
+
+    def _decide_gate(self, key: str, record: Object | None) -> Gate:
+        now = self._around.now()
+        self._gate = gate = decide_gate(key, record=read_record(record), observed=self._observed, now=now)
+        if gate.retry_after is not None:
+            self._look_again(max(_SOON_SECONDS, gate.retry_after))
+        return gate
+
+    async def _hash_secrets(self, resource: Resource) -> str | None:
+        """Of all that the resource names; one that is missing holds whatever would need it."""
+        references = (source.credentials_secret_ref for source in resource.spec.models.values())
+        names = [reference.name for reference in references if reference is not None]
+        if not names:
+            return None
+        self._look_again(_SECRETS_SECONDS)  # nobody tells when they change
+        hashes = await hash_secrets(self._cluster, self._namespace, names)
+        missing = next((name for name, found in hashes.items() if found is None), None)
+        if missing is not None:
+            self._warning = Problem("SecretNotFound", f"Secret {missing} does not exist")
+        return short_hash(hashes)
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether pods that exist stay as they are, and no new ones are made."""
+        return self._warning is not None
+
+    async def _render_pods(self, resource: Resource, gate: Gate, secrets_hash: str | None) -> list[Manifest]:
+        """The Deployment of an open gate, or the Job that may open it."""
+        if gate.is_open and gate.result is not None:
+            *others, deployment = render_workload(
+                resource,
+                self._settings,
+                result=gate.result,
+                replicas=max(self._wanted or 0, self._live_replicas() or 0),
+                secrets_hash=secrets_hash,
+            )
+            return [*others, keep_selector(deployment, self._observed.deployment)]
+        if gate.state == "failed":
+            return []
+        if gate.state == "running" and gate.job is None:  # another resource's
+            self._look_again(_OTHERS_JOB_SECONDS)
+            return []
+        if gate.state == "missing" and not self._around.claims.take(
+            self._namespace, gate.pair_key, self._name
+        ):
+            self._look_again(_SOON_SECONDS)
+            return []
+        memory = await self._accelerator_memory(resource) if gate.state == "missing" else None
+        return render_preflight(resource, self._settings, accelerator_memory_bytes=memory)
+
+    async def _accelerator_memory(self, resource: Resource) -> int | None:
+        accelerator = resource.spec.accelerator
+        if accelerator is None:
+            return None
+        if accelerator.memory is not None:
+            return int(parse_quantity(accelerator.memory))
+        return await accelerator_memory(self._cluster, resource.spec.pod_template.node_selector)
+
+    async def _names_are_free(self, desired: Sequence[Manifest]) -> bool:
+        """Of what is listed by label, names are looked at one by one: without our labels it is not ours."""
+        listed = {found["metadata"]["name"] for found in (*self._observed.config_maps, *self._observed.jobs)}
+        for manifest in desired:
+            kind, name = kind_of(manifest), manifest["metadata"]["name"]
+            if kind in (CONFIG_MAP, JOB) and name not in listed:
+                self._observed = await observe_name(
+                    self._cluster, self._observed, self._namespace, kind, name
+                )
+        return check_names(desired, self._observed)
+
+    def _live_replicas(self) -> int | None:
+        live = self._observed.deployment
+        return int(live["spec"].get("replicas", 1)) if live is not None else None
+
+    # ----------------------------------------------------------------------------------------------- writing
+
+    async def _fill_in_replicas(self, resource: Resource) -> None:
+        """Against the version that was read: somebody may have written it by now."""
+        replicas = replicas_to_fill_in(resource.spec, self._wanted or 0)
+        if replicas is not None:
+            version = self._body["metadata"]["resourceVersion"]
+            change = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
+            body = await self._cluster.patch(SPECULATIVE_DEPLOYMENT, self._namespace, self._name, change)
+            self._body = body or self._body
+
+    async def _apply(self, manifest: Manifest) -> None:
+        kind = kind_of(manifest)
+        self._observed = self._observed.with_object(kind, await self._cluster.apply(manifest))
+        self._log("applied a child", kind, manifest["metadata"]["name"])
+
+    async def _scale(self) -> None:
+        live = self._observed.deployment
+        if live is None or self._wanted is None or self._live_replicas() == self._wanted:
+            return
+        scaled = await scale(
+            self._cluster,
+            live,
+            self._wanted,
+            pods=self._observed.serving_pods,
+            loads=self._around.loads,
+            sleep=self._around.sleep,
+        )
+        if scaled is not None:
+            self._observed = self._observed.with_object(DEPLOYMENT, scaled)
+        self._log("scaled", DEPLOYMENT, self._name, replicas=self._wanted)
+
+    async def _clean_up(self, desired: Sequence[Manifest], gate: Gate) -> None:
+        for deletion in superfluous(desired, self._observed, gate):
+            if self._is_held and deletion.kind in (CONFIG_MAP, JOB):
+                continue
+            await self._cluster.delete(deletion.kind, self._namespace, deletion.name, uid=deletion.uid)
+            self._log("deleted a child", deletion.kind, deletion.name)
+
+    # ----------------------------------------------------------------------------------------------- telling
+
+    async def _tell(self) -> None:
+        deployment = self._observed.deployment
+        rollout = read_rollout(deployment) if deployment is not None else None
+        wanted = self._wanted if self._wanted is not None else self._live_replicas() or 0
+        situation = Situation(
+            wanted=wanted,
+            rollout=rollout,
+            gate=self._gate,
+            problem=self._problem,
+            warning=self._warning,
+            fault=find_fault(self._observed.serving_pods),
+            autoscaling=autoscaling_condition(
+                self._observed,
+                is_wanted=(self._body.get("spec") or {}).get("autoscaling") is not None,
+                provider=self._settings.autoscaling_provider,
+                wanted_replicas=wanted,
+                metrics_api=self._around.metrics_api(),
+            ),
+        )
+        document = status_document(
+            observed=self._observed,
+            generation=self._body["metadata"]["generation"],
+            conditions=decide_conditions(situation),
+            gate=self._gate,
+            rollout=rollout,
+            selector=selector(SERVING, name=self._name),
+            now=self._around.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        if change := status_change(self._observed.status, document):
+            await self._cluster.patch(
+                SPECULATIVE_DEPLOYMENT,
+                self._namespace,
+                self._name,
+                {"status": change},
+                subresource="status",
+            )
+
+    def _look_again(self, seconds: float | None) -> None:
+        """The soonest of all wishes counts."""
+        known = [wish for wish in (seconds, self._requeue_after) if wish is not None]
+        self._requeue_after = min(known, default=None)
+
+    def _log(self, message: str, kind: Kind, name: str, *, replicas: int | None = None) -> None:
+        log_event(
+            _logger,
+            logging.INFO,
+            message,
+            namespace=self._namespace,
+            resource=self._name,
+            kind=kind.kind,
+            name=name,
+            replicas=replicas,
+        )

@@ -1,0 +1,156 @@
+"""A namespace of a real API server, in which a test is the user, the kubelet and whoever lets time pass."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import datetime
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from draftline_operator.cluster.client import ClusterClient
+from draftline_operator.cluster.interface import Cluster
+from draftline_operator.constants import API_VERSION, KIND
+from draftline_operator.models.kinds import (
+    DEPLOYMENT,
+    JOB,
+    POD,
+    SPECULATIVE_DEPLOYMENT,
+    Kind,
+)
+from draftline_operator.models.observed import Object
+from draftline_operator.models.resource import RenderSettings
+from draftline_operator.services.reconcile import Outcome, Surroundings, reconcile
+from draftline_operator.testing import RecordingCluster
+from support.kubelet import Kubelet
+from support.speculative_deployments import PAIR
+
+NAME = "chat"
+SETTINGS = RenderSettings(
+    default_image="registry.test/server:1", autoscaling_provider="builtin", has_hpa_tolerance=True
+)
+
+
+@dataclass(slots=True)
+class KnownLoads:
+    """In place of pods that answer: what each of them has in flight."""
+
+    by_pod: dict[str, int] = field(default_factory=dict)
+
+    async def refresh(self, namespace: str, pods: Iterable[Object]) -> Mapping[str, int | None]:
+        return {pod["metadata"]["name"]: self.by_pod.get(pod["metadata"]["name"]) for pod in pods}
+
+
+@dataclass(slots=True)
+class World:
+    client: ClusterClient
+    namespace: str
+    kubelet: Kubelet
+    loads: KnownLoads = field(default_factory=KnownLoads)
+    settings: RenderSettings = SETTINGS
+    seconds_ahead: float = 0.0
+    """By how much the operator's clock is ahead."""
+
+    # ----------------------------------------------------------------------------------------------- the user
+
+    async def create(self, spec: dict[str, Any] | None = None, *, name: str = NAME) -> Object:
+        manifest = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": copy.deepcopy(spec if spec is not None else PAIR),
+        }
+        return await self.client.create(manifest)
+
+    async def change(self, change: dict[str, Any], *, name: str = NAME) -> None:
+        """A merge patch of the spec."""
+        patched = await self.client.patch(SPECULATIVE_DEPLOYMENT, self.namespace, name, {"spec": change})
+        assert patched is not None
+
+    async def scale(self, replicas: int, *, name: str = NAME) -> None:
+        """Through /scale, as `kubectl scale` and the autoscaler do."""
+        change = {"spec": {"replicas": replicas}}
+        await self.client.patch(SPECULATIVE_DEPLOYMENT, self.namespace, name, change, subresource="scale")
+
+    async def get(self, kind: Kind, name: str = NAME) -> Object | None:
+        return await self.client.get(kind, self.namespace, name)
+
+    async def existing(self, kind: Kind, name: str = NAME) -> Object:
+        found = await self.get(kind, name)
+        assert found is not None, f"{kind} {name} does not exist"
+        return found
+
+    async def status(self, name: str = NAME) -> dict[str, Any]:
+        body = await self.existing(SPECULATIVE_DEPLOYMENT, name)
+        return dict(body.get("status") or {})
+
+    async def conditions(self, name: str = NAME) -> dict[str, tuple[str, str]]:
+        """Status and reason by type."""
+        status = await self.status(name)
+        return {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", [])}
+
+    async def pods(self, kind: Kind = POD) -> list[Object]:
+        return await self.client.list(kind, self.namespace)
+
+    # ------------------------------------------------------------------------------------------- the operator
+
+    def surroundings(self, cluster: Cluster) -> Surroundings:
+        return Surroundings(
+            cluster=cluster,
+            loads=self.loads,
+            settings=lambda: self.settings,
+            optional_kinds=lambda: (),
+            now=self._now,
+        )
+
+    def with_settings(self, **settings: Any) -> None:
+        self.settings = replace(self.settings, **settings)
+
+    async def reconcile(
+        self, name: str = NAME, *, kill_after: int | None = None
+    ) -> tuple[Outcome, list[tuple[str, str, str]]]:
+        """Once; what was written comes with it."""
+        cluster = RecordingCluster(self.client, kill_after=kill_after)
+        outcome = await reconcile(self.namespace, name, self.surroundings(cluster))
+        return outcome, cluster.writes
+
+    async def settle(self, *names: str, seconds: float = 20.0) -> None:
+        """Lets operator, controllers and kubelet work until nobody has anything left to do for a while."""
+        deadline = time.monotonic() + seconds
+        quiet = 0
+        while quiet < 4:
+            assert time.monotonic() < deadline, "it never came to rest"
+            writes = 0
+            for name in names or (NAME,):
+                writes += len((await self.reconcile(name))[1])
+            has_stepped = await self.kubelet.step()
+            is_busy = writes or has_stepped or await self._controllers_are_busy()
+            quiet = 0 if is_busy else quiet + 1
+            await asyncio.sleep(0.05)
+
+    async def until(self, holds: Callable[[], Any], *, seconds: float = 10.0) -> None:
+        """Waits for what somebody else does."""
+        deadline = time.monotonic() + seconds
+        while not await holds():
+            assert time.monotonic() < deadline, "it never came to hold"
+            await asyncio.sleep(0.05)
+
+    async def _controllers_are_busy(self) -> bool:
+        deployments = await self.client.list(DEPLOYMENT, self.namespace)
+        jobs = await self.client.list(JOB, self.namespace)
+        pods = await self.client.list(POD, self.namespace)
+        return (
+            any(_is_unseen(found) for found in deployments)
+            or any("startTime" not in job.get("status", {}) for job in jobs)
+            or any(pod["metadata"].get("deletionTimestamp") for pod in pods)
+        )
+
+    def _now(self) -> datetime.datetime:
+        return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self.seconds_ahead)
+
+
+def _is_unseen(deployment: Object) -> bool:
+    seen: int = deployment.get("status", {}).get("observedGeneration", 0)
+    return seen < int(deployment["metadata"]["generation"])

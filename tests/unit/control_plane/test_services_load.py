@@ -1,0 +1,186 @@
+"""Loads come from real HTTP: pods that answer, hang, fail and leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from draftline_operator.cluster.interface import Cluster
+from draftline_operator.cluster.pods import SCRAPE_TIMEOUT_SECONDS, PodScraper, read_sample
+from draftline_operator.errors import ClusterError
+from draftline_operator.metrics import OperatorMetrics
+from draftline_operator.models.observed import Object
+from draftline_operator.services.load import LoadCache
+from support.observations import serving_pod
+
+PAGE = """\
+# HELP draftline_requests_running Requests that run.
+# TYPE draftline_requests_running gauge
+draftline_requests_running 3.0
+# TYPE draftline_requests_waiting gauge
+draftline_requests_waiting 2.0
+# TYPE draftline_draft_tokens_total counter
+draftline_draft_tokens_total{proposer="ngram"} 100.0
+draftline_draft_tokens_total{proposer="draft_model"} 300.0
+# TYPE draftline_accepted_tokens_total counter
+draftline_accepted_tokens_total{proposer="ngram"} 50.0
+draftline_accepted_tokens_total{proposer="draft_model"} 250.0
+# TYPE draftline_accepted_tokens_per_position_total counter
+draftline_accepted_tokens_per_position_total{proposer="ngram",position="1"} 9999.0
+# TYPE draftline_speculation_active gauge
+draftline_speculation_active 1.0
+# TYPE draftline_draining gauge
+draftline_draining 0.0
+# TYPE draftline_model_info gauge
+draftline_model_info{pair_digest="sha256:abc",target="a",draft="b",version="1"} 1.0
+"""
+
+
+class Pods:
+    """One address on loopback that answers /metrics as it is told to."""
+
+    def __init__(self) -> None:
+        self.page: str | None = PAGE
+        self.seconds = 0.0
+        self.requests = 0
+        self.port = 0
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        self.requests += 1
+        await asyncio.sleep(self.seconds)
+        if self.page is None:
+            return web.Response(status=500)
+        return web.Response(text=self.page)
+
+
+@pytest.fixture
+async def pods() -> AsyncIterator[Pods]:
+    answering = Pods()
+    application = web.Application()
+    application.add_routes([web.get("/metrics", answering.metrics)])
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    answering.port = runner.addresses[0][1]
+    yield answering
+    await runner.cleanup()
+
+
+class PodList:
+    """The one call that the cache makes of a cluster."""
+
+    def __init__(self, *pods: Object) -> None:
+        self.pods = list(pods)
+
+    async def list(self, *_: Any, **__: Any) -> list[Object]:
+        return self.pods
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def scraper(pods: Pods) -> AsyncIterator[PodScraper]:
+    async with PodScraper(Clock(), port=pods.port) as opened:
+        yield opened
+
+
+def cache(scraper: PodScraper, *listed: Object, clock: Clock | None = None) -> LoadCache:
+    source: Any = PodList(*listed)
+    cluster: Cluster = source
+    return LoadCache(cluster, scraper, namespaces=(), clock=clock or Clock(), metrics=OperatorMetrics())
+
+
+def test_a_page_of_metrics_is_read_over_all_proposers() -> None:
+    sample = read_sample(PAGE, sampled_at=1.0)
+    assert (sample.waiting, sample.running, sample.in_flight) == (2, 3, 5)
+    assert (sample.draft_tokens, sample.accepted_tokens) == (400.0, 300.0)
+    assert sample.is_speculating is True
+    assert not sample.is_draining
+    assert sample.pair_digest == "sha256:abc"
+
+
+def test_a_page_without_our_metrics_is_no_sample() -> None:
+    with pytest.raises(ValueError, match="draftline_requests_running is missing"):
+        read_sample("up 1\n", sampled_at=1.0)
+
+
+@pytest.mark.parametrize("page", ["draftline_requests_running +Inf\n", "draftline_requests_running x\n", "\x00"])
+async def test_a_page_that_makes_no_sense_is_the_pods_failure(
+    scraper: PodScraper, pods: Pods, page: str
+) -> None:
+    pods.page = page
+    with pytest.raises(ClusterError):
+        await scraper.scrape("127.0.0.1")
+
+
+async def test_a_page_without_end_is_given_up(scraper: PodScraper, pods: Pods) -> None:
+    pods.page = "x 1\n" * 2_000_000
+    with pytest.raises(ClusterError, match="ValueError|TimeoutError"):
+        await scraper.scrape("127.0.0.1")
+
+
+async def test_loads_of_ready_pods_are_added_up(scraper: PodScraper) -> None:
+    leaving = serving_pod("c", is_leaving=True)
+    loads = cache(scraper, serving_pod("a"), serving_pod("b"), serving_pod("d", is_ready=False), leaving)
+    await loads.sample()
+    load = loads.of("models", "chat")
+    assert load is not None
+    assert (load.waiting, load.running, load.sampled_at) == (4, 6, 1000.0)
+    assert loads.of("models", "other") is None
+
+
+async def test_a_pod_that_fails_is_asked_ever_more_seldom(scraper: PodScraper, pods: Pods) -> None:
+    clock = Clock()
+    loads = cache(scraper, serving_pod("a"), clock=clock)
+    pods.page = None
+    for _ in range(3):
+        await loads.sample()
+    assert pods.requests == 1
+    clock.now += 2.0
+    await loads.sample()
+    assert pods.requests == 2
+    assert loads.of("models", "chat") is None
+
+
+async def test_a_load_that_was_seen_too_long_ago_is_not_known(scraper: PodScraper, pods: Pods) -> None:
+    clock = Clock()
+    loads = cache(scraper, serving_pod("a"), clock=clock)
+    await loads.sample()
+    clock.now += 16.0
+    assert loads.of("models", "chat") is None
+
+
+async def test_a_pod_that_hangs_costs_a_second(scraper: PodScraper, pods: Pods) -> None:
+    pods.seconds = 30.0
+    with pytest.raises(ClusterError, match="TimeoutError"):
+        async with asyncio.timeout(SCRAPE_TIMEOUT_SECONDS * 3):
+            await scraper.scrape("127.0.0.1")
+
+
+async def test_single_pods_are_asked_at_the_moment_of_a_scale_in(scraper: PodScraper, pods: Pods) -> None:
+    loads = cache(scraper)
+    unready = serving_pod("b", is_ready=False)
+    assert await loads.refresh("models", [serving_pod("a"), unready]) == {"a": 5}
+    pods.page = None
+    assert await loads.refresh("models", [serving_pod("a")]) == {"a": None}
+
+
+async def test_acceptance_is_told_since_the_last_time(scraper: PodScraper, pods: Pods) -> None:
+    loads = cache(scraper, serving_pod("a"))
+    await loads.sample()
+    first = loads.figures("models", "chat")
+    assert (first.acceptance_rate, first.queue_depth, first.speculation_state) == (0.75, 2, "Active")
+    pods.page = PAGE.replace("300.0", "500.0").replace("speculation_active 1.0", "speculation_active 0.0")
+    await loads.sample()
+    second = loads.figures("models", "chat")
+    assert (second.acceptance_rate, second.speculation_state) == (0.0, "Off")
+    assert loads.figures("models", "chat") == second, "without new tokens it stays"
