@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 export ONCE PEERS
 
 .DEFAULT_GOAL := help
-.PHONY: help install models run test test-slow check format bench protos lock clean
+.PHONY: help install models run demo cluster test test-slow test-cluster check format bench protos crds lock clean
 
 help: ## Shows this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,18 +29,27 @@ models: $(INSTALLED) ## Prepares the demo's target model in .cache
 run: $(INSTALLED) ## Starts a server, streams two completions, measures; ONCE=1 stops after that
 	@$(BIN)/python server/demo/run.py
 
+demo: $(INSTALLED) models ## The whole product on a Kubernetes of its own, on this machine; ONCE=1 ends after the proof
+	@$(BIN)/python operator/demo/run.py
+
+cluster: $(INSTALLED) ## Starts the tests' Kubernetes for a person, until Ctrl-C
+	@PYTHONPATH=tests $(BIN)/python -m support.kube up --image operator --image server
+
 test: $(INSTALLED) ## Runs the tests
-	@$(BIN)/python -m pytest -m "not slow and not gpu and not bench"
+	@$(BIN)/python -m pytest -m "not slow and not gpu and not bench and not cluster"
 
 test-slow: $(INSTALLED) models ## Runs the slower tests
-	@$(BIN)/python -m pytest -m "slow and not gpu and not bench"
+	@$(BIN)/python -m pytest -m "slow and not gpu and not bench and not cluster"
+
+test-cluster: $(INSTALLED) models ## Runs the tests on a real Kubernetes, which is built and started here
+	@$(BIN)/python -m pytest -m "cluster" tests/cluster
 
 check: $(INSTALLED) ## Format, lint, types and import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy tests
-	$(BIN)/mypy server/demo .ci/lock.py crds/generate.py helm/generate_crds.py
+	$(BIN)/mypy server/demo operator/demo .ci/lock.py crds/generate.py helm/generate_crds.py
 	$(BIN)/lint-imports
 
 format: $(INSTALLED) ## Formats the code and fixes what lint can fix
@@ -52,6 +61,10 @@ bench: $(INSTALLED) models ## Measures against transformers; PEERS=1 adds vLLM a
 
 protos: $(INSTALLED) ## Generates the stubs of protos/
 	PYTHON="$(abspath $(BIN))/python" protos/generate.sh
+
+crds: $(INSTALLED) ## Generates the CRD and the chart's copy
+	$(BIN)/python crds/generate.py
+	$(BIN)/python helm/generate_crds.py
 
 lock: $(INSTALLED) ## Resolves requirements.lock again for new or removed dependencies
 	$(BIN)/python .ci/lock.py

@@ -143,12 +143,17 @@ class World:
         pods = await self.client.list(POD, self.namespace)
         return (
             any(_is_unseen(found) for found in deployments)
-            or any("startTime" not in job.get("status", {}) for job in jobs)
+            or (not self.kubelet.is_preflight_held and any(_is_unfinished(job) for job in jobs))
             or any(pod["metadata"].get("deletionTimestamp") for pod in pods)
         )
 
     def _now(self) -> datetime.datetime:
         return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self.seconds_ahead)
+
+
+def _is_unfinished(job: Object) -> bool:
+    conditions = job.get("status", {}).get("conditions") or ()
+    return not any(c["type"] in ("Complete", "Failed") for c in conditions)
 
 
 def _is_unseen(deployment: Object) -> bool:

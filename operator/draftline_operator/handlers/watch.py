@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, cast
 
 import kopf
 
@@ -26,6 +27,8 @@ async def watch(
     await kopf.operator(
         registry=build_registry(queue, optional_kinds, credentials),
         settings=_settings(optional_kinds),
+        # For peers, of which there are none; left out, kopf asks for the user's name, and a pod's user has none.
+        identity=cast(Any, FIELD_MANAGER),
         standalone=True,
         clusterwide=not namespaces,
         namespaces=namespaces,

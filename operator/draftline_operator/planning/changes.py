@@ -23,6 +23,7 @@ from draftline_operator.models.kinds import (
 )
 from draftline_operator.models.names import short_hash
 from draftline_operator.models.observed import (
+    ChildKey,
     Object,
     Observed,
     is_controlled_by,
@@ -69,14 +70,17 @@ def with_applied_hash(manifest: Manifest) -> Manifest:
     return document
 
 
-def check_names(desired: Iterable[Manifest], observed: Observed) -> bool:
+def keys_of(manifests: Iterable[Manifest]) -> set[ChildKey]:
+    return {(kind_of(manifest), manifest["metadata"]["name"]) for manifest in manifests}
+
+
+def check_names(keys: Iterable[ChildKey], observed: Observed) -> bool:
     """Whether all names are free or ours; False while leftovers of a namesake are about to go.
 
     Raises `NameConflictError` for what belongs to somebody else.
     """
     is_free = True
-    for manifest in desired:
-        kind, name = kind_of(manifest), manifest["metadata"]["name"]
+    for kind, name in sorted(keys, key=lambda key: (key[0].kind, key[1])):
         live = _find(observed, kind, name)
         if live is None or (is_controlled_by(live, observed.uid) and not is_terminating(live)):
             continue
@@ -120,7 +124,7 @@ def keep_selector(manifest: Manifest, live: Object | None) -> Manifest:
 
 def superfluous(desired: Sequence[Manifest], observed: Observed, gate: Gate) -> list[Deletion]:
     """What is ours and serves nothing any more."""
-    wanted = {(kind_of(manifest), manifest["metadata"]["name"]) for manifest in desired}
+    wanted = keys_of(desired)
     unwanted = [
         _deletion(kind, live)
         for (kind, name), live in observed.named.items()
@@ -140,7 +144,7 @@ def _old_jobs(observed: Observed, gate: Gate) -> Iterable[Deletion]:
             yield _deletion(JOB, job)
 
 
-def _old_config_maps(wanted: set[tuple[Kind, str]], observed: Observed, gate: Gate) -> Iterable[Deletion]:
+def _old_config_maps(wanted: set[ChildKey], observed: Observed, gate: Gate) -> Iterable[Deletion]:
     """Only in quiet times, when pods of older revisions are gone and none of them can come back."""
     deployment = observed.deployment
     if not gate.is_open or deployment is None or not read_rollout(deployment).is_complete:

@@ -39,14 +39,14 @@ from draftline_operator.models.kinds import (
     Kind,
     kind_of,
 )
-from draftline_operator.models.names import pair_record_name, short_hash
+from draftline_operator.models.names import pair_record_name, serving_name, short_hash
 from draftline_operator.models.observed import Object, Observed, is_terminating
 from draftline_operator.models.quantity import parse_quantity
 from draftline_operator.models.resource import Manifest, RenderSettings, Resource
 from draftline_operator.models.spec import parse_spec
 from draftline_operator.planning.api_service_ownership import MetricsApiState
 from draftline_operator.planning.autoscaling import autoscaling_condition
-from draftline_operator.planning.changes import changes_of, check_names, keep_selector, superfluous
+from draftline_operator.planning.changes import changes_of, check_names, keep_selector, keys_of, superfluous
 from draftline_operator.planning.conditions import Problem, Situation, decide_conditions
 from draftline_operator.planning.gate import Gate, decide_gate
 from draftline_operator.planning.pod_faults import find_fault
@@ -233,15 +233,18 @@ class _Reconcile:
         return await accelerator_memory(self._cluster, resource.spec.pod_template.node_selector)
 
     async def _names_are_free(self, desired: Sequence[Manifest]) -> bool:
-        """Of what is listed by label, names are looked at one by one: without our labels it is not ours."""
+        """The Deployment's, too, before there is one.
+
+        Of what is listed by label, names are looked at one by one: without our labels it is not ours.
+        """
         listed = {found["metadata"]["name"] for found in (*self._observed.config_maps, *self._observed.jobs)}
-        for manifest in desired:
-            kind, name = kind_of(manifest), manifest["metadata"]["name"]
+        keys = keys_of(desired) | {(DEPLOYMENT, serving_name(self._name))}
+        for kind, name in keys:
             if kind in (CONFIG_MAP, JOB) and name not in listed:
                 self._observed = await observe_name(
                     self._cluster, self._observed, self._namespace, kind, name
                 )
-        return check_names(desired, self._observed)
+        return check_names(keys, self._observed)
 
     def _live_replicas(self) -> int | None:
         live = self._observed.deployment

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +16,6 @@ from torch import Tensor
 
 from draftline_server.model import native_library
 
-_AVX2_SOURCE = Path(__file__).with_name("cpu_kernels.c")
-_AVX2_FLAGS = ("-mavx2", "-mfma")
-_AMX_SOURCE = Path(__file__).with_name("amx_linear.c")
-_AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512bf16")
 _TILE = 16
 _AMX_DEPTH = 32
 _MAX_HEAD_DIM = 256
@@ -242,8 +237,8 @@ def load() -> CpuKernels | None:
     """The kernels, compiled if need be; None where this machine cannot have them."""
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return None
-    library = native_library.load(_AVX2_SOURCE, _AVX2_FLAGS)
+    library = native_library.load(native_library.CPU_KERNELS)
     if library is None:
         return None
     has_amx = bool(library.amx_is_usable())
-    return CpuKernels(library, native_library.load(_AMX_SOURCE, _AMX_FLAGS) if has_amx else None)
+    return CpuKernels(library, native_library.load(native_library.AMX_LINEAR) if has_amx else None)

@@ -1,6 +1,9 @@
-"""Compiles a C file at first use, with the system's compiler, and loads it.
+"""Compiles C files with the system's compiler and loads what comes of it.
 
-A library is built once (a second or two) and kept in the user's cache directory under a key of its source.
+A library is built at first use (a second or two) and kept in the user's cache directory under a key of its
+source. Images have no compiler; theirs are built with the image, into the folder `BUILT` beside the sources:
+
+    python -m draftline_server.model.native_library
 """
 
 from __future__ import annotations
@@ -12,31 +15,72 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
+
+BUILT = Path(__file__).with_name("native")
 
 _FLAGS = ("-O3", "-fopenmp", "-fPIC", "-shared")
 _MAX_SECONDS = 120
 
 
-def load(source: Path, flags: Sequence[str]) -> ctypes.CDLL | None:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A C file beside this one, and what its instructions need."""
+
+    file_name: str
+    flags: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        return Path(__file__).with_name(self.file_name)
+
+    @property
+    def all_flags(self) -> tuple[str, ...]:
+        return (*_FLAGS, *self.flags)
+
+    @property
+    def library_name(self) -> str:
+        """Changes with everything that the library is made of."""
+        content = self.path.read_bytes() + " ".join(self.all_flags).encode()
+        return f"{self.path.stem}-{hashlib.sha256(content).hexdigest()[:16]}.so"
+
+
+CPU_KERNELS = Source("cpu_kernels.c", ("-mavx2", "-mfma"))
+AMX_LINEAR = Source(
+    "amx_linear.c", ("-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512bf16")
+)
+
+
+def load(source: Source) -> ctypes.CDLL | None:
     """The library made from `source`; None, with a warning, where it cannot be built."""
-    flags = (*_FLAGS, *flags)
-    key = hashlib.sha256(source.read_bytes() + " ".join(flags).encode()).hexdigest()[:16]
-    path = _cache_directory() / f"{source.stem}-{key}.so"
+    built, cached = (folder / source.library_name for folder in (BUILT, _cache_directory()))
     try:
-        if not path.exists():
-            compiler = shutil.which(os.environ.get("CC", "cc"))
+        if not built.exists() and not cached.exists():
+            compiler = _compiler()
             if compiler is None:
-                logger.warning("No C compiler found, running without %s", source.stem)
+                logger.warning("No C compiler found, running without %s", source.file_name)
                 return None
-            _compile([compiler, *flags], source, path)
-        return ctypes.CDLL(str(path))
+            _compile(compiler, source, cached)
+        return ctypes.CDLL(str(built if built.exists() else cached))
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("%s could not be built, running without it: %s", source.stem, error)
+        logger.warning("%s could not be built, running without it: %s", source.file_name, error)
         return None
+
+
+def build_all(folder: Path = BUILT) -> None:
+    """Compiles every library into a folder; raises where that fails."""
+    compiler = _compiler()
+    if compiler is None:
+        raise FileNotFoundError("no C compiler found")
+    for source in (CPU_KERNELS, AMX_LINEAR):
+        _compile(compiler, source, folder / source.library_name)
+
+
+def _compiler() -> str | None:
+    return shutil.which(os.environ.get("CC", "cc"))
 
 
 def _cache_directory() -> Path:
@@ -44,15 +88,19 @@ def _cache_directory() -> Path:
     return Path(base) / "draftline"
 
 
-def _compile(command: Sequence[str], source: Path, path: Path) -> None:
+def _compile(compiler: str, source: Source, path: Path) -> None:
     """Builds beside the destination and renames, so that nobody ever loads half a library."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         built = Path(directory) / path.name
         subprocess.run(
-            [*command, str(source), "-o", str(built), "-lm"],
+            [compiler, *source.all_flags, str(source.path), "-o", str(built), "-lm"],
             check=True,
             capture_output=True,
             timeout=_MAX_SECONDS,
         )
         built.rename(path)
+
+
+if __name__ == "__main__":
+    build_all()

@@ -168,13 +168,8 @@ def _build(image: Image, reference: str, context: Path) -> None:
 
 def _pip_settings() -> list[str]:
     """What pip on this machine needs to reach its index, so that it does the same during a build."""
-    pip_cache = IMAGES / "pip"
-    pip_cache.mkdir(exist_ok=True)
-    volumes = [f"{pip_cache}:/root/.cache/pip:rw"]
-    for place in ("/etc/pip.conf", "/etc/ssl/certs"):
-        if Path(place).exists():
-            volumes.append(f"{place}:{place}:ro")
-    return [word for volume in volumes for word in ("--volume", volume)]
+    places = [place for place in ("/etc/pip.conf", "/etc/ssl/certs") if Path(place).exists()]
+    return [f"--volume={place}:{place}:ro" for place in places]
 
 
 def _archive(reference: str, archive: Path) -> None:

@@ -135,19 +135,19 @@ def test_drift_is_seen(desired: Any, live: Any) -> None:
 
 
 def test_free_and_own_names_may_be_used() -> None:
-    assert check_names([service()], observed())
-    assert check_names([service()], observed(named={(SERVICE, NAME): service()}))
+    assert check_names([(SERVICE, NAME)], observed())
+    assert check_names([(SERVICE, NAME)], observed(named={(SERVICE, NAME): service()}))
 
 
 def test_a_name_that_somebody_else_has_is_a_conflict() -> None:
     with pytest.raises(NameConflictError, match="Service chat exists"):
-        check_names([service()], observed(named={(SERVICE, NAME): foreign("Service", NAME)}))
+        check_names([(SERVICE, NAME)], observed(named={(SERVICE, NAME): foreign("Service", NAME)}))
 
 
 def test_an_object_of_another_resource_is_somebody_elses() -> None:
     theirs = owned("Service", NAME, uid="uid-2", owner="other")
     with pytest.raises(NameConflictError):
-        check_names([service()], observed(named={(SERVICE, NAME): theirs}))
+        check_names([(SERVICE, NAME)], observed(named={(SERVICE, NAME): theirs}))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_an_object_of_another_resource_is_somebody_elses() -> None:
     ],
 )
 def test_leftovers_are_waited_for(live: Object) -> None:
-    assert not check_names([service()], observed(named={(SERVICE, NAME): live}))
+    assert not check_names([(SERVICE, NAME)], observed(named={(SERVICE, NAME): live}))
 
 
 def test_the_selector_of_an_older_operator_is_kept_and_its_labels_on_the_pods() -> None:

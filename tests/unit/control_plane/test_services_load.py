@@ -113,7 +113,9 @@ def test_a_page_without_our_metrics_is_no_sample() -> None:
         read_sample("up 1\n", sampled_at=1.0)
 
 
-@pytest.mark.parametrize("page", ["draftline_requests_running +Inf\n", "draftline_requests_running x\n", "\x00"])
+@pytest.mark.parametrize(
+    "page", ["draftline_requests_running +Inf\n", "draftline_requests_running x\n", "\x00"]
+)
 async def test_a_page_that_makes_no_sense_is_the_pods_failure(
     scraper: PodScraper, pods: Pods, page: str
 ) -> None:
@@ -124,7 +126,7 @@ async def test_a_page_that_makes_no_sense_is_the_pods_failure(
 
 async def test_a_page_without_end_is_given_up(scraper: PodScraper, pods: Pods) -> None:
     pods.page = "x 1\n" * 2_000_000
-    with pytest.raises(ClusterError, match="ValueError|TimeoutError"):
+    with pytest.raises(ClusterError, match=r"ValueError|TimeoutError"):
         await scraper.scrape("127.0.0.1")
 
 
