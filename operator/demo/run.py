@@ -32,7 +32,29 @@ SYSTEM, NAMESPACE, NAME = "draftline-system", "default", "chat"
 PROMPT = "Explain in a few sentences why the sky is blue and sunsets are red."
 BURST_CLIENTS = 24
 BURST_REPLICAS = 2
-READY_SECONDS, SCALE_SECONDS = 300, 120
+READY_SECONDS, SCALE_SECONDS = 300, 180
+# In a pod: so many streams at once, for ever; one that ends or is refused is followed by another.
+BURST = """
+import asyncio, sys
+import grpc
+from draftline.v1 import inference_pb2 as pb, inference_pb2_grpc
+
+async def stream(stub):
+    sampling = pb.SamplingParams(max_tokens=400, ignore_eos=True)
+    while True:
+        try:
+            async for _ in stub.GenerateStream(pb.GenerateRequest(text="Once upon a time", sampling=sampling)):
+                pass
+        except grpc.aio.AioRpcError:
+            await asyncio.sleep(1)
+
+async def main():
+    async with grpc.aio.insecure_channel(sys.argv[1]) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        await asyncio.gather(*(stream(stub) for _ in range(int(sys.argv[2]))))
+
+asyncio.run(main())
+"""
 
 
 class DemoError(Exception):
@@ -98,9 +120,7 @@ def stream_completion(cluster: LocalCluster, server: BuiltImage) -> None:
 
 def burst(cluster: LocalCluster, server: BuiltImage) -> None:
     """More requests at once than one replica takes, for as long as it takes to scale."""
-    call = f"draftline-server generate --address {NAME}:50051 --prompt 'Count.' --max-tokens 400 --ignore-eos"
-    loop = f"for i in $(seq {BURST_CLIENTS}); do (while true; do {call} >/dev/null 2>&1; done) & done; wait"
-    _run_client(cluster, "burst", server, ["sh", "-c", loop])
+    _run_client(cluster, "burst", server, ["python", "-c", BURST, f"{NAME}:50051", str(BURST_CLIENTS)])
     try:
         wait_until(lambda: _ready_replicas(cluster) >= BURST_REPLICAS, cluster, SCALE_SECONDS, "scaled up")
     finally:

@@ -78,6 +78,8 @@ def _build(destination: Path) -> None:
         model.save_pretrained(complete)
         tokenizer.save_pretrained(complete)
         (complete / "LICENSE").write_bytes(license_text)
+        for file in complete.iterdir():
+            file.chmod(0o644)  # some libraries keep what they write to its owner; pods run as others
         complete.rename(destination)
     _say(f"{MODEL_NAME} is ready in {destination}")
 
