@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 export ONCE PEERS
 
 .DEFAULT_GOAL := help
-.PHONY: help install models run demo cluster test test-slow test-cluster check format bench protos crds lock clean
+.PHONY: help install models run demo cluster test test-slow test-cluster test-cluster-slow check format bench protos crds lock clean
 
 help: ## Shows this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +42,10 @@ test-slow: $(INSTALLED) models ## Runs the slower tests
 	@$(BIN)/python -m pytest -m "slow and not gpu and not bench and not cluster"
 
 test-cluster: $(INSTALLED) models ## Runs the tests on a real Kubernetes, which is built and started here
-	@$(BIN)/python -m pytest -m "cluster" tests/cluster
+	@$(BIN)/python -m pytest -m "cluster and not slow" tests/cluster
+
+test-cluster-slow: $(INSTALLED) models ## Runs the slower of them
+	@$(BIN)/python -m pytest -m "cluster and slow" tests/cluster
 
 check: $(INSTALLED) ## Format, lint, types and import layers
 	$(BIN)/ruff format --check .

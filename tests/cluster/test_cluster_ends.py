@@ -127,7 +127,7 @@ def test_the_control_plane_alone_survives_the_crash_of_its_api_server() -> None:
     with started_cluster(Options(node=False)) as cluster:
         cluster.kubectl("create", "configmap", "kept", "--from-literal=key=value")
         cluster.kill("kube-apiserver")
-        with pytest.raises(OSError, match="closed|reset|EOF"):
+        with pytest.raises(OSError, match=r"closed|reset|EOF"):
             cluster.request("GET", "/readyz")
         cluster.start("kube-apiserver")
         assert cluster.get("configmap", "kept")["data"] == {"key": "value"}

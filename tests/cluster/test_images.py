@@ -51,10 +51,11 @@ def output_of(pod: dict[str, Any], cluster: Cluster, namespace: str) -> str:
     """What a pod prints that ends well."""
     name = pod["metadata"]["name"]
     cluster.apply(pod, namespace=namespace)
-    ended = "jsonpath={.status.containerStatuses[0].state.terminated.reason}"
-    cluster.wait(ended, f"pod/{name}", namespace=namespace, seconds=120)
+    terminated = "{.status.containerStatuses[0].state.terminated.exitCode}"
+    cluster.wait(f"jsonpath={terminated}", f"pod/{name}", namespace=namespace, seconds=120)
+    code = cluster.kubectl("get", "pod", name, "--namespace", namespace, f"--output=jsonpath={terminated}")
     output = cluster.kubectl("logs", name, "--namespace", namespace)
-    assert cluster.get("pod", name, "--namespace", namespace)["status"]["phase"] == "Succeeded", output
+    assert code == "0", output
     return output
 
 

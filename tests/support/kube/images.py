@@ -9,18 +9,17 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from support.kube import host
 from support.kube.cache import CACHE, ROOT, exclusive, key_of
-from support.kube.errors import ClusterUnavailable
+from support.kube.errors import ClusterFailed, ClusterUnavailable
 from support.kube.host import Say
 
 IMAGES = CACHE / "images"
-KEPT_SECONDS = 2 * 24 * 3600
+KEPT_ARCHIVES = 4
 CONTAINERD = ("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io")
 
 # Stands in for the official image of this name, which the Dockerfiles start from.
@@ -159,11 +158,14 @@ def import_image(command_inside: Callable[..., list[str]], archive: Path) -> Non
 
 def _build(image: Image, reference: str, context: Path) -> None:
     arguments = [f"--build-arg={name}={value}" for name, value in image.arguments.items()]
-    _buildah(
-        *("bud", "--isolation", "chroot", "--network", "host", "--pull-never", "--layers"),
-        *(*arguments, *_pip_settings()),
-        *("--file", str(context / image.dockerfile), "--tag", reference, str(context)),
-    )
+    try:
+        _buildah(
+            *("bud", "--isolation", "chroot", "--network", "host", "--pull-never", "--layers"),
+            *(*arguments, *_pip_settings()),
+            *("--file", str(context / image.dockerfile), "--tag", reference, str(context)),
+        )
+    except ClusterUnavailable as error:  # a fault of the product, not of the machine
+        raise ClusterFailed(f"{image.dockerfile}: {error}") from error
 
 
 def _pip_settings() -> list[str]:
@@ -180,25 +182,26 @@ def _archive(reference: str, archive: Path) -> None:
 
 
 def _remove_old(image: Image) -> None:
-    """Removes what nobody has any use for: images of the code as it was days ago."""
-    for archive in IMAGES.glob(f"{image.name}-????????????.tar"):
-        if time.time() - archive.stat().st_mtime > KEPT_SECONDS:
-            archive.unlink()
-            key = archive.stem.rpartition("-")[2]
-            _buildah("rmi", "--force", f"localhost/{image.name}:{key}")
+    """Keeps the images of the code as it was last, since another run may be about to load one."""
+    archives = sorted(IMAGES.glob(f"{image.name}-????????????.tar"), key=lambda file: file.stat().st_mtime)
+    for archive in archives[:-KEPT_ARCHIVES]:
+        archive.unlink()
+        key = archive.stem.rpartition("-")[2]
+        _buildah("rmi", "--force", f"localhost/{image.name}:{key}")
 
 
 def _buildah(*arguments: str) -> str:
     storage = ["--root", str(IMAGES / "storage"), "--runroot", str(IMAGES / "storage-run")]
-    return _run("buildah", *storage, "--storage-driver", "overlay", *arguments).strip()
+    command = ["buildah", *storage, "--storage-driver", "overlay", *arguments]
+    return _run(*command, called=f"buildah {arguments[0]}").strip()
 
 
-def _run(*command: str) -> str:
+def _run(*command: str, called: str = "") -> str:
     program = shutil.which(command[0], path=host.SEARCH_PATH) or command[0]
     environment = {**os.environ, "PATH": host.SEARCH_PATH}
     result = subprocess.run(
         [program, *command[1:]], env=environment, capture_output=True, text=True, check=False
     )
     if result.returncode != 0:
-        raise ClusterUnavailable(f"{' '.join(command[:4])} failed: {result.stderr.strip()[-2000:]}")
+        raise ClusterUnavailable(f"{called or ' '.join(command)} failed: {result.stderr.strip()[-2000:]}")
     return result.stdout
