@@ -20,6 +20,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 import grpc
+import uvloop
 
 from draftline_server import __version__
 from draftline_server.config import Config
@@ -50,7 +51,7 @@ _logger = logging.getLogger(__name__)
 def run(config: Config, build: BuildPair) -> int:
     """Serves until a signal or a failure; returns the exit code. Raises `StartupError`."""
     server = Server(config, build)
-    exit_code = asyncio.run(_run_to_the_end(server))
+    exit_code = uvloop.run(_run_to_the_end(server))
     if server.engine_thread.is_alive:
         # A thread inside a step or a load cannot be stopped, and must not be torn down under torch's feet.
         log_event(_logger, logging.WARNING, "engine thread was abandoned")

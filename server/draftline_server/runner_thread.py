@@ -94,7 +94,7 @@ class RequestStream:
         self._pending: list[GenerationDelta] = []
         self._error: RequestError | None = None
         self._has_ended = False
-        self._has_news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
         self._last_output_time: float | None = None
 
     def push(self, delta: GenerationDelta, now: float) -> float | None:
@@ -105,14 +105,14 @@ class RequestStream:
         self._error = delta.error
         if delta.error is None:
             self._pending.append(delta)
-        self._has_news.set()
+        self._wake_reader()
         return self._measure_gap(now) if delta.token_ids else None
 
     def fail(self, error: RequestError) -> None:
         """Ends the stream with `error`, unless it has ended."""
         if not self._has_ended:
             self._has_ended, self._error = True, error
-            self._has_news.set()
+            self._wake_reader()
 
     def close(self) -> None:
         """Cancels the request unless it has ended."""
@@ -124,13 +124,12 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> GenerationDelta:
-        await self._has_news.wait()
+        if not (self._pending or self._has_ended):
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         if self._pending:
-            delta = _merge(self._pending)
-            self._pending = []
-            if not self._has_ended:
-                self._has_news.clear()
-            return delta
+            pending, self._pending = self._pending, []
+            return _merge(pending)
         if self._error is not None:
             raise self._error
         raise StopAsyncIteration
@@ -142,6 +141,10 @@ class RequestStream:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():  # done: just woken, or cancelled
+            self._reader.set_result(None)
 
     def _measure_gap(self, now: float) -> float | None:
         last, self._last_output_time = self._last_output_time, now

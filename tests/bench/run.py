@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import report
 from arms import Arm, Dtype
-from engine_arms import CONTEXT_LENGTH, EngineArm, LoadedPair, load_pair, make_arms, make_engine
+from engine_arms import CONTEXT_LENGTH, LoadedPair, load_pair, make_arms
 from machine import Machine, measure_machine
 from measure import measure
 from models import Pair, cache_dir, model_bytes, smollm2_pair, tiny_pair
 from peer_arms import PeerArm, PeerSettings, start_peers
-from rpc_arms import RpcArm
+from rpc_arms import AloneArm, RpcArm, RpcSettings
 from sweep import RATES, sweep
 from transformers_arms import make_arms as make_transformers_arms
 from workload import NEW_TOKENS, STREAMS, WorkloadSet, make_workloads
@@ -138,20 +138,23 @@ def run_sweep(bench: Bench) -> str:
 
 def run_rpc(bench: Bench) -> str:
     workload = bench.workloads.chat[-1]
-    direct = EngineArm(report.OFF, make_engine(bench.loaded, ()))
-    rpc = RpcArm(
+    settings = RpcSettings(
         bench.pair,
-        cache_dir() / "bench",
         dtype=DTYPE,
         max_streams=workload.num_streams,
         context_length=CONTEXT_LENGTH,
+        threads=torch.get_num_threads(),
     )
+    log = cache_dir() / "bench" / "rpc-server.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    alone, rpc = AloneArm(settings), RpcArm(settings, log)
     try:
-        table = measure([direct, rpc], [workload], rounds=bench.effort.rounds)
+        table = measure([alone, rpc], [workload], rounds=bench.effort.rounds)
     finally:
+        alone.close()
         rpc.close()
-    line = report.rpc_line(table[direct.name, workload.name], table[rpc.name, workload.name], workload)
-    return f"## gRPC\n\n{line}"
+    lines = report.rpc_lines(table[alone.name, workload.name], table[rpc.name, workload.name], workload)
+    return f"## gRPC\n\n{lines}"
 
 
 def main() -> None:

@@ -118,6 +118,14 @@ def test_unread_deltas_are_merged() -> None:
     assert second.text == "y"
 
 
+async def test_reader_that_gave_up_leaves_the_stream_readable() -> None:
+    stream = RequestStream("k", num_prompt_tokens=1, cancel=lambda _: None)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(stream), timeout=0.01)
+    stream.push(GenerationDelta("k", text="x"), 0.0)
+    assert (await anext(stream)).text == "x"
+
+
 def test_gaps_between_outputs_are_measured() -> None:
     async def measure() -> list[float | None]:
         stream = RequestStream("k", num_prompt_tokens=1, cancel=lambda _: None)
