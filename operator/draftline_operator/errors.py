@@ -1,12 +1,12 @@
 """Every error that the operator raises on purpose.
 
-    OperatorError
-    ├── InvalidSpecError       the resource cannot be served as it is written; only a change of it helps
-    ├── NameConflictError      a child's name is taken by an object that is not ours
-    ├── ForbiddenError         the operator's own rights, or the namespace's quota, do not suffice
-    ├── RejectedError          the API server refuses an object as it is written
-    └── ClusterError           the API server cannot be reached or refuses for now; worth a retry
-        └── ConflictError        somebody else has changed the object in the meantime
+OperatorError
+├── InvalidSpecError       the resource cannot be served as it is written; only a change of it helps
+├── NameConflictError      a child's name is taken by an object that is not ours
+├── ForbiddenError         the operator's own rights, or the namespace's quota, do not suffice
+├── RejectedError          the API server refuses an object as it is written
+└── ClusterError           the API server cannot be reached or refuses for now; worth a retry
+    └── ConflictError        somebody else has changed the object in the meantime
 """
 
 from __future__ import annotations
