@@ -251,7 +251,7 @@ class EngineThread:
             self._check_open()
             if self._num_waiting_with(1) > self._max_queue_length:
                 raise QueueFullError(
-                    f"the queue is full: {self._num_waiting()} requests wait",
+                    f"the queue is full: at most {self._max_queue_length} requests may wait",
                     retry_after_seconds=RETRY_AFTER_SECONDS,
                 )
             self._num_reserved += 1
