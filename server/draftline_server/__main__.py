@@ -202,8 +202,8 @@ def _add_accelerator_memory(parser: argparse.ArgumentParser) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     config = _read_config(arguments)
-    # Before torch is loaded, which reads it once. A thread that spins while it waits for the others takes the CPU
-    # from whoever they wait for: beside a busy neighbour a step then takes many times as long.
+    # Before torch is loaded, which reads it once. A thread that spins while it waits for another may keep
+    # that one from its CPU: beside busy neighbours a step then takes many times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     configure_logging(level=config.observability.log_level, log_format=config.observability.log_format)
     # Imported late: gRPC takes a moment, which --help and a wrong key should not cost.
