@@ -8,10 +8,10 @@ INSTALLED := $(VENV)/.installed
 export ONCE PEERS
 
 .DEFAULT_GOAL := help
-.PHONY: help install models run demo cluster test test-slow test-cluster test-cluster-slow check format bench protos crds lock clean
+.PHONY: help install models run demo cluster test test-slow test-cluster test-cluster-slow check format bench bench-operator protos crds lock clean
 
 help: ## Shows this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Makes .venv from the lock; every other verb does it, too
 
@@ -61,6 +61,9 @@ format: $(INSTALLED) ## Formats the code and fixes what lint can fix
 
 bench: $(INSTALLED) models ## Measures against transformers; PEERS=1 adds vLLM and llama.cpp
 	@$(BIN)/python tests/bench/run.py
+
+bench-operator: $(INSTALLED) ## Measures the operator with 200 resources on a control plane of its own (root, Linux)
+	@$(BIN)/python tests/bench/operator_bench.py
 
 protos: $(INSTALLED) ## Generates the stubs of protos/
 	PYTHON="$(abspath $(BIN))/python" protos/generate.sh

@@ -41,9 +41,10 @@ from draftline.v1 import inference_pb2 as pb, inference_pb2_grpc
 
 async def stream(stub):
     sampling = pb.SamplingParams(max_tokens=400, ignore_eos=True)
+    request = pb.GenerateRequest(text="Once upon a time", sampling=sampling)
     while True:
         try:
-            async for _ in stub.GenerateStream(pb.GenerateRequest(text="Once upon a time", sampling=sampling)):
+            async for _ in stub.GenerateStream(request):
                 pass
         except grpc.aio.AioRpcError:
             await asyncio.sleep(1)

@@ -88,7 +88,7 @@ def served(local_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
     loads.write_text("{}")
     with release_of(local_cluster) as release:
         release.install(VALUES)
-        local_cluster.apply(_endpoints(release), namespace=release.namespace)
+        release.lead_metrics_api_to(NODE_ADDRESS, PORT)
         kubeconfig = release.kubeconfig_of_operator(local_cluster, INSIDE_SERVER, folder)
         script = str(ROOT / "tests/support/serve_metrics_api.py")
         arguments = [
@@ -113,22 +113,6 @@ def served(local_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory
 def _alive(process: subprocess.Popen[bytes], log: Path) -> bool:
     assert process.poll() is None, log.read_text()
     return True
-
-
-def _endpoints(release: Release) -> dict[str, Any]:
-    """Leads the chart's Service to the process on the node, where no pod of the operator is ready."""
-    labels = {
-        "kubernetes.io/service-name": release.metrics_api,
-        "endpointslice.kubernetes.io/managed-by": "tests",
-    }
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {"name": f"{release.metrics_api}-by-hand", "labels": labels},
-        "addressType": "IPv4",
-        "endpoints": [{"addresses": [NODE_ADDRESS], "conditions": {"ready": True}}],
-        "ports": [{"name": "https", "port": PORT, "protocol": "TCP"}],
-    }
 
 
 def deploy(served: Served, namespace: str, name: str) -> None:

@@ -28,7 +28,7 @@ WORKLOADS: dict[tuple[str, str], tuple[str, ...]] = {
     ("apps", "deployments"): _STAYS,
     ("", "configmaps"): _COMES_AND_GOES,
     ("batch", "jobs"): _COMES_AND_GOES,
-    ("policy", "poddisruptionbudgets"): _COMES_AND_GOES,
+    ("policy", "poddisruptionbudgets"): _STAYS,
     ("networking.k8s.io", "networkpolicies"): _COMES_AND_GOES,
     ("autoscaling", "horizontalpodautoscalers"): ("list", "watch", "create", "patch", "delete"),
     ("monitoring.coreos.com", "servicemonitors"): _COMES_AND_GOES,

@@ -70,6 +70,22 @@ class Release:
         asked = ("auth", "can-i", verb, resource, *place, *part, f"--as={account}")
         return self.cluster.try_kubectl(*asked).stdout.strip() == "yes"
 
+    def lead_metrics_api_to(self, address: str, port: int) -> None:
+        """Leads its Service to a process on the node, where no pod of the operator is ready."""
+        labels = {
+            "kubernetes.io/service-name": self.metrics_api,
+            "endpointslice.kubernetes.io/managed-by": "tests",
+        }
+        endpoints = {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": f"{self.metrics_api}-by-hand", "labels": labels},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
+            "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+        }
+        self.cluster.apply(endpoints, namespace=self.namespace)
+
     def kubeconfig_of_operator(self, cluster: LocalCluster, server: str, folder: Path) -> Path:
         """With a token of its ServiceAccount, and so with the rights that the chart gives it."""
         token = cluster.kubectl("create", "token", self.name, "--namespace", self.namespace).strip()

@@ -11,7 +11,9 @@ from draftline_operator.cluster.interface import Cluster
 from draftline_operator.constants import (
     APP_NAME,
     COMPONENT_LABEL,
+    FIELD_MANAGER,
     INSTANCE_LABEL,
+    MANAGED_BY_LABEL,
     NAME_LABEL,
     PREFLIGHT,
 )
@@ -54,13 +56,18 @@ async def observe(cluster: Cluster, body: Object, *, optional_kinds: Iterable[Ki
     """Names are read one by one, for whatever has a child's name matters, ours or not."""
     namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
     instance = f"{NAME_LABEL}={APP_NAME},{INSTANCE_LABEL}={name}"
-    named, config_maps, jobs, pods, autoscalers = await asyncio.gather(
+    named, config_maps, jobs, pods, own_autoscalers, others_autoscalers = await asyncio.gather(
         _read_named(cluster, namespace, _child_keys(name, optional_kinds)),
         cluster.list(CONFIG_MAP, namespace, labels=instance),
         cluster.list(JOB, namespace, labels=selector(PREFLIGHT)),
         cluster.list(POD, namespace, labels=instance),
-        cluster.list(HORIZONTAL_POD_AUTOSCALER, namespace),
+        cluster.list(
+            HORIZONTAL_POD_AUTOSCALER, namespace, labels=f"{instance},{MANAGED_BY_LABEL}={FIELD_MANAGER}"
+        ),
+        # Whoever scales our pods beside us; those of our other resources would be a long list.
+        cluster.list(HORIZONTAL_POD_AUTOSCALER, namespace, labels=f"{MANAGED_BY_LABEL}!={FIELD_MANAGER}"),
     )
+    autoscalers = [*own_autoscalers, *others_autoscalers]
     own = {
         (HORIZONTAL_POD_AUTOSCALER, found["metadata"]["name"]): found
         for found in autoscalers
@@ -98,7 +105,7 @@ async def accelerator_memory(cluster: Cluster, node_selector: Mapping[str, str])
     labels = ",".join([ACCELERATOR_MEMORY_LABEL, *(f"{key}={value}" for key, value in node_selector.items())])
     try:
         nodes = await cluster.list(NODE, None, labels=labels, is_cached=True)
-    except ForbiddenError:  # an operator of single namespaces knows no nodes
+    except ForbiddenError:  # rights that somebody else wrote may leave nodes out
         return None
     sizes = [node["metadata"]["labels"][ACCELERATOR_MEMORY_LABEL] for node in nodes]
     return min((int(parse_quantity(size)) * 2**20 for size in sizes if size.isdigit()), default=None)

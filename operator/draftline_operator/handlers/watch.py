@@ -27,7 +27,7 @@ async def watch(
     await kopf.operator(
         registry=build_registry(queue, optional_kinds, credentials),
         settings=_settings(optional_kinds),
-        # For peers, of which there are none; left out, kopf asks for the user's name, and a pod's user has none.
+        # For peers, of which there are none; left out, kopf asks for the user's name: a pod's user has none.
         identity=cast(Any, FIELD_MANAGER),
         standalone=True,
         clusterwide=not namespaces,

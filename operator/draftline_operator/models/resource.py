@@ -42,5 +42,7 @@ class RenderSettings:
     """Where scrapes come from."""
     metrics_url: str = ""
     """Base of the operator's plain HTTP port, for KEDA, such as http://draftline.draftline-system.svc:8080."""
+    knows_nodes: bool = True
+    """Whether the operator may read them: one of single namespaces may not."""
     has_hpa_tolerance: bool = False
     """Whether the cluster's autoscaler knows behavior.scaleDown.tolerance (Kubernetes 1.35 and later)."""

@@ -15,7 +15,6 @@ from draftline_operator.models.kinds import (
     HORIZONTAL_POD_AUTOSCALER,
     JOB,
     NETWORK_POLICY,
-    POD_DISRUPTION_BUDGET,
     SCALED_OBJECT,
     SERVICE_MONITOR,
     Kind,
@@ -42,7 +41,6 @@ _OPTIONAL: Final = (
     HORIZONTAL_POD_AUTOSCALER,
     SCALED_OBJECT,
     SERVICE_MONITOR,
-    POD_DISRUPTION_BUDGET,
     NETWORK_POLICY,
 )
 

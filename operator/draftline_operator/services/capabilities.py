@@ -56,5 +56,6 @@ class Capabilities:
             operator_namespace=settings.namespace,
             metrics_url=settings.metrics_url
             or f"http://{settings.lease_name}.{settings.namespace}.svc:{settings.health_port}",
+            knows_nodes=not settings.watch_namespaces,
             has_hpa_tolerance=self._minor >= _TOLERANCE_SINCE,
         )

@@ -230,6 +230,8 @@ class _Reconcile:
             return None
         if accelerator.memory is not None:
             return int(parse_quantity(accelerator.memory))
+        if not self._settings.knows_nodes:
+            return None
         return await accelerator_memory(self._cluster, resource.spec.pod_template.node_selector)
 
     async def _names_are_free(self, desired: Sequence[Manifest]) -> bool:

@@ -31,7 +31,7 @@ def control_plane_namespace(control_plane: LocalCluster) -> Iterator[str]:
     name = f"test-{secrets.token_hex(4)}"
     control_plane.kubectl("create", "namespace", name)
     yield name
-    control_plane.kubectl("delete", "namespace", name, "--wait=false")
+    control_plane.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
 
 
 @pytest.fixture
