@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as `serve` does; read once, when torch is loaded
+
 import torch
 
 # This folder's modules are no package: the bench is a script, and its peers have other interpreters.
