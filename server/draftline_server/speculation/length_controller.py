@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from draftline_server.speculation.acceptance import AcceptanceTracker
 from draftline_server.speculation.chain import Offer
-from draftline_server.speculation.proposer_switch import ProposerSwitch
+from draftline_server.speculation.proposer_switch import MeasuredSpeedup, ProposerSwitch
 from draftline_server.speculation.step_costs import StepCosts
 
 DRAFT_MODEL = "draft_model"
@@ -97,13 +97,12 @@ class LengthController:
         self.costs = costs or StepCosts()
         self.acceptance = AcceptanceTracker()
         self.fallbacks: Counter[str] = Counter()
-        self.speedup = ProposerSwitch.NO_SPEEDUP
+        self._speedup = MeasuredSpeedup()
         self._settings = settings
         self._switches = {
             name: ProposerSwitch(is_on=settings.num_speculative_tokens > 0) for name in proposers
         }
         self._unpaid_seconds = 0.0
-        self._num_measured_steps = 0
         self._plain_interval = self._steps_until_plain = MIN_PLAIN_INTERVAL
 
     @property
@@ -114,6 +113,11 @@ class LengthController:
     def is_active(self) -> bool:
         """Whether any proposer is on."""
         return any(switch.is_on for switch in self._switches.values())
+
+    @property
+    def speedup(self) -> float:
+        """Measured, of steps with drafts over plain ones; 1 while every proposer is off."""
+        return self._speedup.value
 
     def is_on(self, proposer: str) -> bool:
         return self._switches[proposer].is_on
@@ -150,8 +154,6 @@ class LengthController:
         `offers` are those of the proposers that `usable` named, of each request in the order of its methods.
         """
         on = _first_of_each_request(offer for offer in offers if self.is_on(offer.proposer))
-        if not on and not offers:
-            return {}
         chosen = self._choose_of_those_on(on, batch_size)
         for name, switch in self._switches.items():
             probed = [offer for offer in offers if offer.proposer == name]
@@ -201,19 +203,13 @@ class LengthController:
             self._unpaid_seconds = 0.0
         plain_rate = batch_size / self.costs.verify.estimate(batch_size)
         rate = num_output_tokens / max(draft_seconds + verify_seconds, 1e-9)
-        self._observe_speedup(rate / plain_rate, proposers)
+        for speedup in (self._speedup, *(self._switches[name].speedup for name in proposers)):
+            speedup.observe(rate / plain_rate)
 
     def _observe_draft_cost(self, num_sequences: int, seconds: float) -> None:
         # A probe reads first what the draft model has missed, so it can only show that drafting costs less.
         if self.is_on(DRAFT_MODEL) or seconds < self.costs.draft.estimate(num_sequences):
             self.costs.draft.observe(num_sequences, seconds)
-
-    def _observe_speedup(self, speedup: float, proposers: set[str]) -> None:
-        for name in proposers:
-            self._switches[name].observe_speedup(speedup)
-        self._num_measured_steps += 1
-        weight = max(ProposerSwitch.SPEEDUP_WEIGHT, 1.0 / self._num_measured_steps)
-        self.speedup += weight * (speedup - self.speedup)
 
     def _choose_of_those_on(self, offers: Sequence[Offer], batch_size: int) -> dict[str, Choice]:
         if not offers:
@@ -225,8 +221,8 @@ class LengthController:
         for name in dict.fromkeys(offer.proposer for offer in offers):
             own = [offer for offer in offers if offer.proposer == name]
             reason = self._reason_against(name, own, best)
-            if self._switches[name].note(is_poor=reason is not None):
-                self._switch_off(name, reason or "")
+            if self._switches[name].note(is_poor=reason is not None) and reason is not None:
+                self._switch_off(name, reason)
                 for offer in own:
                     lengths.pop(offer.request.request_id, None)
         if not lengths:
@@ -240,8 +236,7 @@ class LengthController:
         self._switches[name].turn_off(was_promising=reason == MEASURED_SLOWER)
         self.fallbacks[reason] += 1
         if not self.is_active:
-            self.speedup = ProposerSwitch.NO_SPEEDUP
-            self._num_measured_steps = 0
+            self._speedup = MeasuredSpeedup()
 
     def _is_judged(self, name: str) -> bool:
         return self._switches[name].num_observed_drafts >= MIN_OBSERVED_DRAFTS
@@ -277,7 +272,7 @@ class LengthController:
             return "acceptance"
         if best.speedup < OFF_BELOW or not gets_any:
             return "predicted_slower"
-        if switch.num_measured_steps >= MIN_MEASURED_STEPS and switch.speedup < MEASURED_OFF_BELOW:
+        if switch.speedup.num_steps >= MIN_MEASURED_STEPS and switch.speedup.value < MEASURED_OFF_BELOW:
             return MEASURED_SLOWER
         return None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 STEPS_BEFORE_OFF = 16
 MIN_PROBE_INTERVAL = 32
 MAX_PROBE_INTERVAL = 256
@@ -11,19 +9,30 @@ EAGER_PROBE_INTERVAL = 4
 MAX_RELAPSES = 7
 
 
+class MeasuredSpeedup:
+    """The speed of steps with drafts over plain ones: a mean of all at first, then of the latest."""
+
+    # Weight of a step.
+    WEIGHT = 0.05
+
+    def __init__(self) -> None:
+        self.value = 1.0
+        self.num_steps = 0
+
+    def observe(self, speedup: float) -> None:
+        self.num_steps += 1
+        weight = max(self.WEIGHT, 1.0 / self.num_steps)
+        self.value += weight * (speedup - self.value)
+
+
 class ProposerSwitch:
     """Off after enough poor steps in a row; while off, counts the steps between probes."""
-
-    NO_SPEEDUP: ClassVar[float] = 1.0
-    # Weight of a step in the measured speed-up.
-    SPEEDUP_WEIGHT: ClassVar[float] = 0.05
 
     def __init__(self, *, is_on: bool) -> None:
         self.is_on = is_on
         self.num_observed_drafts = 0
-        self.speedup = self.NO_SPEEDUP
-        """Measured, of steps with its drafts over plain ones."""
-        self.num_measured_steps = 0
+        self.speedup = MeasuredSpeedup()
+        """Of the steps with its drafts."""
         self._num_poor_steps = 0
         self._num_relapses = 0
         self._steps_until_probe = MIN_PROBE_INTERVAL
@@ -43,7 +52,7 @@ class ProposerSwitch:
         """Switches off. What looked well but measured badly will do so again: it waits longer each time."""
         self._num_relapses = self._num_relapses + 1 if was_promising else 0
         self.is_on = False
-        self.speedup, self.num_measured_steps = self.NO_SPEEDUP, 0
+        self.speedup = MeasuredSpeedup()
         self._probe_interval = MIN_PROBE_INTERVAL
         self._steps_until_probe = MIN_PROBE_INTERVAL * 2 ** min(self._num_relapses, MAX_RELAPSES)
 
@@ -66,11 +75,6 @@ class ProposerSwitch:
         """After a probe that was right."""
         self._probe_interval = EAGER_PROBE_INTERVAL
         self._await_probe()
-
-    def observe_speedup(self, speedup: float) -> None:
-        self.num_measured_steps += 1
-        weight = max(self.SPEEDUP_WEIGHT, 1.0 / self.num_measured_steps)
-        self.speedup += weight * (speedup - self.speedup)
 
     def _await_probe(self) -> None:
         self._steps_until_probe = max(self._probe_interval, self._cheapest_interval)
