@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from draftline_server.model.device import DeviceMemory
 from draftline_server.model.startup import inspect_models
 from support.tiny_models import make_tiny_model
 from support.zoo import ModelZoo
+
+pytestmark = pytest.mark.usefixtures("root_logger_as_it_was")
 
 MIB = 2**20
 
@@ -90,16 +91,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container of 4 GiB, without a GPU, whatever runs the tests."""
     monkeypatch.setattr(device, "read_memory", lambda _: DeviceMemory(2**32, 2**32, "the container's limit"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-@pytest.fixture(autouse=True)
-def _root_logger_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(capture=False)
 
 
 def test_a_healthy_pair_may_be_served_and_a_start_computes_the_same_digest(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +89,7 @@ def test_failed_start_is_one_line(
     assert capsys.readouterr().err == "error: models.target_model.path: no such directory\n"
 
 
-@pytest.fixture
-def _root_logger_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(capture=False)
-
-
-@pytest.mark.usefixtures("_root_logger_as_it_was")
+@pytest.mark.usefixtures("root_logger_as_it_was")
 def test_start_that_fails_by_a_fault_of_ours_is_one_line_with_an_id(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

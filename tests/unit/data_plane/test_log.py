@@ -5,24 +5,15 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from draftline_server.log import LogFormat, configure_logging, log_event
 
+pytestmark = pytest.mark.usefixtures("root_logger_as_it_was")
+
 _logger = logging.getLogger("draftline_server.test")
-
-
-@pytest.fixture(autouse=True)
-def _root_logger_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(capture=False)
 
 
 def log_to_text(log_format: LogFormat, message: str, *, level: str = "info", **fields: Any) -> str:
