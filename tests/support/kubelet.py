@@ -6,13 +6,17 @@ were never bound to a node also leave at once when they are deleted.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from draftline_operator.cluster.client import ClusterClient
 from draftline_operator.constants import COMPONENT_LABEL, PREFLIGHT
+from draftline_operator.errors import ClusterError
 from draftline_operator.models.kinds import POD
 from draftline_operator.models.observed import Object, is_terminating
 
@@ -62,6 +66,19 @@ class Kubelet:
             name = pod["metadata"]["name"]
             await self.client.patch(POD, self.namespace, name, {"status": status}, subresource="status")
         return bool(due)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Steps all the time, beside the operator."""
+        task = asyncio.create_task(self._step_for_ever())
+        yield
+        task.cancel()
+
+    async def _step_for_ever(self) -> None:
+        while True:
+            with contextlib.suppress(ClusterError):  # while the API server is away, or the namespace gone
+                await self.step()
+            await asyncio.sleep(0.1)
 
     def _status(self, pod: Object) -> dict[str, Any] | None:
         if pod["metadata"].get("labels", {}).get(COMPONENT_LABEL) == PREFLIGHT:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from draftline_operator.errors import ClusterError
 from draftline_operator.models.kinds import DEPLOYMENT, SERVICE, SPECULATIVE_DEPLOYMENT
 from support.installed_operator import installed_operator
 from support.kube.local import LocalCluster
@@ -26,16 +24,8 @@ AUTOSCALED: dict[str, Any] = {**PAIR, "autoscaling": {"minReplicas": 2, "maxRepl
 @pytest.fixture
 async def kubelet_runs(world: World) -> AsyncIterator[None]:
     """Until the namespace is gone."""
-
-    async def step_for_ever() -> None:
-        while True:
-            with contextlib.suppress(ClusterError):
-                await world.kubelet.step()
-            await asyncio.sleep(0.1)
-
-    task = asyncio.create_task(step_for_ever())
-    yield
-    task.cancel()
+    async with world.kubelet.running():
+        yield
 
 
 async def is_ready(world: World, name: str = NAME) -> bool:

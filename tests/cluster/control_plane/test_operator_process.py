@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from draftline_operator.errors import ClusterError
 from draftline_operator.models.kinds import DEPLOYMENT, LEASE, SERVICE, SPECULATIVE_DEPLOYMENT
 from draftline_operator.testing import Killed
 from support.kube.local import LocalCluster
@@ -30,16 +29,8 @@ WRITES = frozenset({"create", "update", "patch", "delete"})
 @pytest.fixture
 async def kubelet_runs(world: World) -> AsyncIterator[None]:
     """All the time, beside the operator."""
-
-    async def step_for_ever() -> None:
-        while True:
-            with contextlib.suppress(ClusterError):  # while the API server is away
-                await world.kubelet.step()
-            await asyncio.sleep(0.1)
-
-    task = asyncio.create_task(step_for_ever())
-    yield
-    task.cancel()
+    async with world.kubelet.running():
+        yield
 
 
 @pytest.fixture

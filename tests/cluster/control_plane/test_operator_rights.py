@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from draftline_operator.cluster.client import ClusterClient, load_configuration
-from draftline_operator.errors import ClusterError
 from draftline_operator.models.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -212,16 +211,8 @@ async def life(bare_cluster: LocalCluster, release: Release, tmp_path: Path) -> 
     bare_cluster.kubectl("create", "namespace", namespace)
     async with ClusterClient(await load_configuration(str(bare_cluster.kubeconfig))) as client:
         world = World(client, namespace, Kubelet(client, namespace))
-
-        async def step_for_ever() -> None:
-            while True:
-                with contextlib.suppress(ClusterError):
-                    await world.kubelet.step()
-                await asyncio.sleep(0.1)
-
-        task = asyncio.create_task(step_for_ever())
-        yield Life(bare_cluster, release, world, tmp_path)
-        task.cancel()
+        async with world.kubelet.running():
+            yield Life(bare_cluster, release, world, tmp_path)
     bare_cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
