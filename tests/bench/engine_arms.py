@@ -30,6 +30,8 @@ from workload import Workload
 
 MAX_STREAMS = 32
 NUM_SPECULATIVE_TOKENS = 5
+# Drafts that cost no forward are longer; the peers' n-grams get as many.
+NUM_LOOKUP_TOKENS = 10
 BLOCK_SIZE = 16
 CONTEXT_LENGTH = 1024
 
@@ -91,6 +93,59 @@ def make_engine(
     return engine
 
 
+class EngineRun:
+    """One workload under way, step by step, so that several engines can take turns."""
+
+    def __init__(self, engine: Engine, workload: Workload) -> None:
+        self._engine = engine
+        self._outputs: dict[str, list[int]] = {}
+        self._summaries: list[GenerationSummary] = []
+        self._step_seconds: list[float] = []
+        started = time.perf_counter()
+        for prompt in workload.prompts:
+            self._submit(prompt, workload.new_tokens)
+        self._submit_seconds = time.perf_counter() - started
+
+    def _submit(self, prompt: tuple[int, ...], new_tokens: int) -> None:
+        request_id = f"bench-{next(_request_numbers)}"
+        self._outputs[request_id] = []
+        self._engine.add_request(
+            admit(
+                request_id=request_id,
+                prompt_token_ids=prompt,
+                sampling=SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True),
+                speculation=SpeculationParams(),
+                limits=self._engine.limits,
+                now=time.monotonic(),
+            )
+        )
+
+    @property
+    def is_done(self) -> bool:
+        return not self._engine.has_work
+
+    def step(self) -> None:
+        started = time.perf_counter()
+        deltas = self._engine.step()
+        self._step_seconds.append(time.perf_counter() - started)
+        for delta in deltas:
+            if delta.error is not None:
+                raise delta.error
+            self._outputs[delta.request_id].extend(delta.token_ids)
+            if delta.summary is not None:
+                self._summaries.append(delta.summary)
+
+    def result(self) -> Run:
+        counts = [summary.speculation for summary in self._summaries]
+        return Run(
+            self._submit_seconds + sum(self._step_seconds),
+            tuple(map(tuple, self._outputs.values())),
+            step_seconds=statistics.median(self._step_seconds),
+            draft_tokens=sum(count.draft_tokens for count in counts),
+            accepted_tokens=sum(count.accepted_tokens for count in counts),
+        )
+
+
 class EngineArm:
     """One engine with one way to speculate."""
 
@@ -101,59 +156,27 @@ class EngineArm:
     def supports(self, workload: Workload) -> bool:
         return True
 
+    def begin(self, workload: Workload) -> EngineRun:
+        return EngineRun(self._engine, workload)
+
     def run(self, workload: Workload) -> Run:
-        engine = self._engine
-        outputs: dict[str, list[int]] = {}
-        summaries: dict[str, GenerationSummary] = {}
-        started = time.perf_counter()
-        for prompt in workload.prompts:
-            request_id = f"bench-{next(_request_numbers)}"
-            outputs[request_id] = []
-            engine.add_request(
-                admit(
-                    request_id=request_id,
-                    prompt_token_ids=prompt,
-                    sampling=SamplingParams(temperature=0.0, max_tokens=workload.new_tokens, ignore_eos=True),
-                    speculation=SpeculationParams(),
-                    limits=engine.limits,
-                    now=time.monotonic(),
-                )
-            )
-        step_ends = [started]
-        while engine.has_work:
-            deltas = engine.step()
-            step_ends.append(time.perf_counter())
-            for delta in deltas:
-                if delta.error is not None:
-                    raise delta.error
-                outputs[delta.request_id].extend(delta.token_ids)
-                if delta.summary is not None:
-                    summaries[delta.request_id] = delta.summary
-        counts = [summary.speculation for summary in summaries.values()]
-        return Run(
-            step_ends[-1] - started,
-            tuple(map(tuple, outputs.values())),
-            step_seconds=statistics.median(b - a for a, b in itertools.pairwise(step_ends)),
-            draft_tokens=sum(count.draft_tokens for count in counts),
-            accepted_tokens=sum(count.accepted_tokens for count in counts),
-        )
+        run = self.begin(workload)
+        while not run.is_done:
+            run.step()
+        return run.result()
 
     def close(self) -> None:
         del self._engine
 
 
-SPECULATIONS: dict[str, tuple[Method, ...]] = {
-    "off": (),
-    "n-gram": ("ngram",),
-    "draft model": ("draft_model",),
-    "chain": ("ngram", "draft_model"),
-    "adaptive": ("ngram", "draft_model"),
-}
-
-
 def make_arms(pair: LoadedPair) -> list[EngineArm]:
     """The rows of the table that are ours."""
-    return [
-        EngineArm(f"draftline {name}", make_engine(pair, methods, adaptive=name == "adaptive"))
-        for name, methods in SPECULATIONS.items()
-    ]
+    lookup = functools.partial(make_engine, pair, num_speculative_tokens=NUM_LOOKUP_TOKENS)
+    engines = {
+        "off": make_engine(pair, ()),
+        "n-gram": lookup(("ngram",)),
+        "draft model": make_engine(pair, ("draft_model",)),
+        "chain": make_engine(pair, ("ngram", "draft_model")),
+        "adaptive": lookup(("ngram", "draft_model"), adaptive=True),
+    }
+    return [EngineArm(f"draftline {name}", engine) for name, engine in engines.items()]

@@ -24,11 +24,7 @@ class Cell:
     @property
     def spread(self) -> float:
         """Half the distance between the quartiles, as a share of the median."""
-        rates = sorted(run.tokens_per_second for run in self.runs)
-        if len(rates) < 2:
-            return 0.0
-        low, _, high = statistics.quantiles(rates, n=4, method="inclusive")
-        return (high - low) / 2 / self.tokens_per_second
+        return _spread([run.tokens_per_second for run in self.runs])
 
     @property
     def step_seconds(self) -> float:
@@ -43,8 +39,22 @@ class Cell:
 
     def ratio_to(self, other: Cell) -> float:
         """The median over rounds of this arm's rate over the other's in the same round."""
+        return statistics.median(self._ratios_to(other))
+
+    def ratio_spread(self, other: Cell) -> float:
+        """Of that ratio, as `spread`."""
+        return _spread(self._ratios_to(other))
+
+    def _ratios_to(self, other: Cell) -> list[float]:
         pairs = zip(self.runs, other.runs, strict=True)
-        return statistics.median(a.tokens_per_second / b.tokens_per_second for a, b in pairs)
+        return [a.tokens_per_second / b.tokens_per_second for a, b in pairs]
+
+
+def _spread(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 2 / middle
 
 
 Table = dict[tuple[str, str], Cell]
@@ -66,10 +76,10 @@ def measure(
                 check_lengths(arm, workload, run)
                 if number >= warm_up_rounds:
                     table.setdefault((arm.name, workload.name), Cell()).runs.append(run)
-        _report_progress(workload, able, table)
+        report_progress(workload, able, table)
     return table
 
 
-def _report_progress(workload: Workload, arms: Sequence[Arm], table: Table) -> None:
+def report_progress(workload: Workload, arms: Sequence[Arm], table: Table) -> None:
     rates = ", ".join(f"{arm.name} {table[arm.name, workload.name].tokens_per_second:.1f}" for arm in arms)
     print(f"  {workload.name}: {rates} tokens/s", file=sys.stderr, flush=True)

@@ -32,7 +32,7 @@ class PeerArm:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, **plan.environment},
+            env={**_environment(), **plan.environment},
         )
         self.description: str = self._receive()["ready"]
 
@@ -70,6 +70,11 @@ class PeerArm:
         return answer
 
 
+def _environment() -> dict[str, str]:
+    """Ours, less how our own threads wait: peers wait as they come."""
+    return {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+
+
 @dataclass(frozen=True)
 class _Plan:
     """A peer that is to be started."""
@@ -89,21 +94,45 @@ class PeerSettings:
     dtypes: Sequence[Dtype]
     max_streams: int
     num_speculative_tokens: int
+    threads: int
+    logs: Path
 
 
-def start_peers(settings: PeerSettings, logs: Path) -> list[PeerArm]:
-    """Installs what is missing and starts every peer that runs here; says which ones do not."""
+def start_transformers(settings: PeerSettings) -> list[PeerArm]:
+    """What every run compares with."""
+    return [_start(plan, settings) for plan in _plan_transformers(settings)]
+
+
+def start_peers(settings: PeerSettings) -> list[PeerArm]:
+    """Installs what is missing and starts every other peer that runs here; says which ones do not."""
     sys.path.insert(0, str(PEERS))
-    logs.mkdir(parents=True, exist_ok=True)
     started: list[PeerArm] = []
     for make_plans in (_plan_vllm, _plan_llama_cpp):
         try:
-            for plan in make_plans(settings):
-                log = re.sub(r"[^a-z0-9.]+", "-", plan.name.lower())
-                started.append(PeerArm(plan, logs / f"peer-{log}.log"))
+            started += [_start(plan, settings) for plan in make_plans(settings)]
         except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
             print(f"left out: {error}", file=sys.stderr)
     return started
+
+
+def _start(plan: _Plan, settings: PeerSettings) -> PeerArm:
+    settings.logs.mkdir(parents=True, exist_ok=True)
+    log = re.sub(r"[^a-z0-9.]+", "-", plan.name.lower())
+    return PeerArm(plan, settings.logs / f"peer-{log}.log")
+
+
+def _plan_transformers(settings: PeerSettings) -> Iterator[_Plan]:
+    """`generate` in each dtype, and prompt lookup in the last."""
+
+    def plan(name: str, dtype: Dtype, max_streams: int, *options: str) -> _Plan:
+        command = [sys.executable, str(PEERS / "drive_transformers.py"), "--model", str(settings.model)]
+        command += ["--dtype", dtype.name, "--threads", str(settings.threads), *options]
+        return _Plan(f"transformers {name}, {dtype.name}", command, max_streams)
+
+    for dtype in settings.dtypes:
+        yield plan("generate", dtype, dtype.limit_streams(settings.max_streams))
+    lookup = ("--num-lookup-tokens", str(settings.num_speculative_tokens))
+    yield plan("prompt lookup", settings.dtypes[-1], 1, *lookup)
 
 
 def _plan_vllm(settings: PeerSettings) -> Iterator[_Plan]:

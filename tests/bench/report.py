@@ -83,7 +83,7 @@ def sweep_table(points: Sequence[SweepPoint]) -> str:
             f"{point.fixed_ratio:.2f}",
             _rate(point.adaptive),
             f"{point.adaptive_ratio:.2f}",
-            f"{max(point.off.spread, point.adaptive.spread):.1%}",
+            f"{point.adaptive_spread:.1%}",
         ]
         for point in points
     ]

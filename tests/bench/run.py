@@ -24,17 +24,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import report
 from arms import Arm, Dtype
-from engine_arms import CONTEXT_LENGTH, LoadedPair, load_pair, make_arms
+from engine_arms import CONTEXT_LENGTH, NUM_LOOKUP_TOKENS, LoadedPair, load_pair, make_arms
 from machine import Machine, measure_machine
 from measure import measure
 from models import Pair, cache_dir, model_bytes, smollm2_pair, tiny_pair
-from peer_arms import PeerArm, PeerSettings, start_peers
+from peer_arms import PeerArm, PeerSettings, start_peers, start_transformers
 from rpc_arms import AloneArm, RpcArm, RpcSettings
 from sweep import RATES, sweep
-from transformers_arms import make_arms as make_transformers_arms
 from workload import NEW_TOKENS, STREAMS, WorkloadSet, make_workloads
 
-LOOKUP_TOKENS = 10
 DTYPE = "bfloat16"
 SECTIONS = ("speed", "sweep", "rpc")
 
@@ -100,13 +98,7 @@ def prepare(arguments: argparse.Namespace) -> Bench:
 
 
 def run_speed(bench: Bench, peers: Sequence[PeerArm]) -> str:
-    baselines = make_transformers_arms(
-        bench.pair.target,
-        dtypes=_dtypes(bench.machine),
-        max_streams=max(bench.effort.streams),
-        lookup_tokens=LOOKUP_TOKENS,
-    )
-    arms: list[Arm] = [*make_arms(bench.loaded), *baselines, *peers]
+    arms: list[Arm] = [*make_arms(bench.loaded), *peers]
     workloads = bench.workloads.all
     table = measure(arms, workloads, rounds=bench.effort.rounds)
     names = [arm.name for arm in arms]
@@ -169,8 +161,7 @@ def main() -> None:
         f"Model: {bench.pair.target.name}, {DTYPE}.",
     ]
     if "speed" in sections:
-        peers = _start_peers(bench) if arguments.peers else []
-        parts.append(run_speed(bench, peers))
+        parts.append(run_speed(bench, _start_peers(bench, all_of_them=arguments.peers)))
     if "sweep" in sections:
         parts.append(run_sweep(bench))
     if "rpc" in sections:
@@ -184,14 +175,16 @@ def main() -> None:
     print(document)
 
 
-def _start_peers(bench: Bench) -> list[PeerArm]:
+def _start_peers(bench: Bench, *, all_of_them: bool) -> list[PeerArm]:
     settings = PeerSettings(
         model=bench.pair.target,
         dtypes=_dtypes(bench.machine),
         max_streams=max(bench.effort.streams),
-        num_speculative_tokens=LOOKUP_TOKENS,
+        num_speculative_tokens=NUM_LOOKUP_TOKENS,
+        threads=torch.get_num_threads(),
+        logs=cache_dir() / "bench",
     )
-    return start_peers(settings, cache_dir() / "bench")
+    return start_transformers(settings) + (start_peers(settings) if all_of_them else [])
 
 
 if __name__ == "__main__":

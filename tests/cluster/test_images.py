@@ -107,3 +107,17 @@ def test_the_servers_image_starts_as_the_server(cluster: Cluster, namespace: str
     assert "usage: draftline-server" in output_of(
         job_pod("help", server_image, args=["--help"]), cluster, namespace
     )
+
+
+NATIVE = """
+import shutil
+from draftline_server.model import native_library as native
+print(shutil.which("cc"), [native.load(source) is not None for source in (native.CPU_KERNELS, native.AMX_LINEAR)])
+"""
+
+
+def test_the_servers_image_brings_its_kernels_since_it_has_no_compiler(
+    cluster: Cluster, namespace: str, server_image: str
+) -> None:
+    pod = job_pod("native", server_image, command=["python", "-c", NATIVE])
+    assert output_of(pod, cluster, namespace).strip() == "None [True, True]"

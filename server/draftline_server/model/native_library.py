@@ -1,7 +1,8 @@
 """Compiles C files with the system's compiler and loads what comes of it.
 
 A library is built at first use (a second or two) and kept in the user's cache directory under a key of its
-source. Images have no compiler; theirs are built with the image, into the folder `BUILT` beside the sources:
+source. Images have no compiler; theirs are built with the image, into the folder `BUILT` beside the sources,
+and OpenMP's library with them, which slim images lack as well:
 
     python -m draftline_server.model.native_library
 """
@@ -12,6 +13,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -22,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 BUILT = Path(__file__).with_name("native")
 
-_FLAGS = ("-O3", "-fopenmp", "-fPIC", "-shared")
+_FLAGS = ("-O3", "-fopenmp", "-fPIC", "-shared", "-Wl,-rpath,$ORIGIN")
+_OPENMP = "libgomp.so.1"
 _MAX_SECONDS = 120
 
 
@@ -71,12 +74,22 @@ def load(source: Source) -> ctypes.CDLL | None:
 
 
 def build_all(folder: Path = BUILT) -> None:
-    """Compiles every library into a folder; raises where that fails."""
+    """Compiles every library into a folder, none for processors that have no such instructions.
+
+    Raises `FileNotFoundError` or `subprocess.SubprocessError` where that fails.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return
     compiler = _compiler()
     if compiler is None:
         raise FileNotFoundError("no C compiler found")
     for source in (CPU_KERNELS, AMX_LINEAR):
         _compile(compiler, source, folder / source.library_name)
+    found = subprocess.run(
+        [compiler, f"-print-file-name={_OPENMP}"], check=True, capture_output=True, text=True
+    )
+    shutil.copy(found.stdout.strip(), folder / _OPENMP)
 
 
 def _compiler() -> str | None:

@@ -37,6 +37,8 @@ ON_ABOVE = 1.05
 MAX_PROBED_REQUESTS = 2
 PROBE_LENGTH = 2
 PROBE_SHARE = 0.01
+# Steps in which the draft model must earn what it first has to read.
+EARN_BACK_STEPS = 64
 # Steps between plain ones while speculation is on: the first soon, then rarer.
 MIN_PLAIN_INTERVAL = 8
 MAX_PLAIN_INTERVAL = 128
@@ -95,13 +97,16 @@ class LengthController:
         proposers: Sequence[str] = ("ngram", DRAFT_MODEL),
     ) -> None:
         self.costs = costs or StepCosts()
+        self._settings = settings
+        self._proposers = tuple(proposers)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all that drafts have shown; what steps cost stays."""
         self.acceptance = AcceptanceTracker()
         self.fallbacks: Counter[str] = Counter()
         self._speedup = MeasuredSpeedup()
-        self._settings = settings
-        self._switches = {
-            name: ProposerSwitch(is_on=settings.num_speculative_tokens > 0) for name in proposers
-        }
+        self._switches = {name: ProposerSwitch(is_on=self.limit > 0) for name in self._proposers}
         self._unpaid_seconds = 0.0
         self._plain_interval = self._steps_until_plain = MIN_PLAIN_INTERVAL
 
@@ -252,7 +257,8 @@ class LengthController:
     def _probe(self, name: str, offers: Sequence[Offer], batch_size: int) -> dict[str, Choice]:
         """Switches a proposer on that would pay by what its probes have shown, else probes it."""
         switch, best = self._switches[name], self._best_choice(offers, batch_size)
-        if self._reason_against(name, offers, best) is None and best.speedup >= ON_ABOVE:
+        on_above = self._on_above(name, offers, batch_size)
+        if self._reason_against(name, offers, best) is None and best.speedup >= on_above:
             switch.turn_on()
             self._plain_interval = self._steps_until_plain = MIN_PLAIN_INTERVAL
             return _choices(offers, best.lengths)
@@ -261,6 +267,14 @@ class LengthController:
         share = PROBE_SHARE / len(self._switches)
         switch.await_next_probe(cheapest_interval=int(self._loss(probed, lengths, batch_size) / share))
         return _choices(probed, lengths)
+
+    def _on_above(self, name: str, offers: Sequence[Offer], batch_size: int) -> float:
+        """The speed-up that is worth switching on for."""
+        if name != DRAFT_MODEL or self.costs.verify.is_empty:
+            return ON_ABOVE
+        missed_seconds = self.costs.draft.estimate(sum(_lag(offer) for offer in offers))
+        missed_steps = missed_seconds / self.costs.verify.estimate(batch_size)
+        return max(ON_ABOVE, 1.0 + missed_steps / EARN_BACK_STEPS)
 
     def _reason_against(self, name: str, offers: Sequence[Offer], best: _Best) -> str | None:
         """Why a proposer should be off, as the metric's label; None where it pays."""

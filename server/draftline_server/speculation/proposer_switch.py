@@ -6,7 +6,9 @@ STEPS_BEFORE_OFF = 16
 MIN_PROBE_INTERVAL = 32
 MAX_PROBE_INTERVAL = 256
 EAGER_PROBE_INTERVAL = 4
-MAX_RELAPSES = 7
+MAX_RELAPSES = 5
+# Steps after which being on was worth its beginning, when drafts read what they missed.
+LONG_STAY = 256
 
 
 class MeasuredSpeedup:
@@ -34,6 +36,8 @@ class ProposerSwitch:
         self.speedup = MeasuredSpeedup()
         """Of the steps with its drafts."""
         self._num_poor_steps = 0
+        # Nothing is known against the first time it is on.
+        self._num_steps_on = LONG_STAY
         self._num_relapses = 0
         self._steps_until_probe = MIN_PROBE_INTERVAL
         self._probe_interval = MIN_PROBE_INTERVAL
@@ -45,12 +49,18 @@ class ProposerSwitch:
 
     def note(self, *, is_poor: bool) -> bool:
         """Counts a step in which it was on; returns whether there were too many poor ones in a row."""
+        self._num_steps_on += 1
         self._num_poor_steps = self._num_poor_steps + 1 if is_poor else 0
         return self._num_poor_steps >= STEPS_BEFORE_OFF
 
     def turn_off(self, *, was_promising: bool = False) -> None:
-        """Switches off. What looked well but measured badly will do so again: it waits longer each time."""
-        self._num_relapses = self._num_relapses + 1 if was_promising else 0
+        """Switches off.
+
+        What looked well but measured badly, or was on for a short time only, will do so again: it waits
+        longer each time.
+        """
+        is_relapse = was_promising or self._num_steps_on < LONG_STAY
+        self._num_relapses = self._num_relapses + 1 if is_relapse else 0
         self.is_on = False
         self.speedup = MeasuredSpeedup()
         self._probe_interval = MIN_PROBE_INTERVAL
@@ -59,6 +69,7 @@ class ProposerSwitch:
     def turn_on(self) -> None:
         self.is_on = True
         self._num_poor_steps = 0
+        self._num_steps_on = 0
 
     def count_down(self) -> bool:
         """Counts a step in which it was off; returns whether a probe is due."""

@@ -22,12 +22,27 @@ IMAGES = CACHE / "images"
 KEPT_ARCHIVES = 4
 CONTAINERD = ("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io")
 
-# Stands in for the official image of this name, which the Dockerfiles start from.
-BASE = "localhost/python:3.11-slim"
 BASE_SUITE = "bookworm"
-BASE_PACKAGES = "ca-certificates,python-is-python3,python3,python3-pip,python3-venv"
 
-BASE_KEY = key_of([], BASE_SUITE, BASE_PACKAGES)
+
+@dataclass(frozen=True)
+class Base:
+    """Stands in for the official image of the same name, which the Dockerfiles start from."""
+
+    name: str
+    packages: str
+
+    @property
+    def reference(self) -> str:
+        return f"localhost/{self.name}"
+
+    @property
+    def key(self) -> str:
+        return key_of([], BASE_SUITE, self.packages)
+
+
+SLIM = Base("python:3.11-slim", "ca-certificates,python-is-python3,python3,python3-pip,python3-venv")
+FULL = Base("python:3.11", f"{SLIM.packages},gcc,libc6-dev")
 
 SOURCE_FILES = ("LICENSE", "README.md", "pyproject.toml", "requirements.lock")
 SOURCE_PACKAGES = ("operator/draftline_operator", "protos/draftline", "server/draftline_server")
@@ -56,13 +71,14 @@ class Image:
 
     name: str
     dockerfile: str
+    bases: tuple[Base, ...]
     arguments: dict[str, str] = field(default_factory=dict)
 
 
-OPERATOR = Image("draftline-operator", "operator/Dockerfile")
+OPERATOR = Image("draftline-operator", "operator/Dockerfile", (SLIM,))
 # torch is several gigabytes: pods of tests mount it from the environment that the tests run in.
-SERVER = Image("draftline-server", "server/Dockerfile", {"TORCH": "0"})
-SERVER_WITH_TORCH = Image("draftline-server-torch", "server/Dockerfile")
+SERVER = Image("draftline-server", "server/Dockerfile", (SLIM, FULL), {"TORCH": "0"})
+SERVER_WITH_TORCH = Image("draftline-server-torch", "server/Dockerfile", (SLIM, FULL))
 
 
 @dataclass(frozen=True)
@@ -78,13 +94,15 @@ def ensure_image(image: Image, say: Say) -> BuiltImage:
     with tempfile.TemporaryDirectory(prefix="draftline-image-") as directory:
         context = Path(directory)
         # A copy, since the sources may change during the build.
-        key = key_of(_copy_sources(image, context), BASE_KEY, repr(image.arguments), root=context)
+        bases = [base.key for base in image.bases]
+        key = key_of(_copy_sources(image, context), *bases, repr(image.arguments), root=context)
         built = BuiltImage(f"localhost/{image.name}:{key}", IMAGES / f"{image.name}-{key}.tar")
         if built.archive.exists():
             return built
         host.require_root()
         host.ensure_programs(host.IMAGES, say)
-        ensure_base(say)
+        for base in image.bases:
+            ensure_base(base, say)
         with exclusive(IMAGES / f"{image.name}.lock"):
             if not built.archive.exists():
                 say(f"building the image {built.reference}")
@@ -122,33 +140,34 @@ def ensure_pause_image() -> Path:
     return archive
 
 
-def ensure_base(say: Say) -> None:
-    """Makes the image that the Dockerfiles start from."""
+def ensure_base(base: Base, say: Say) -> None:
+    """Makes an image that the Dockerfiles start from."""
     with exclusive(IMAGES / "base.lock"):
-        marker = IMAGES / f"base-{BASE_KEY}"
+        marker = IMAGES / f"base-{base.key}"
         if marker.exists():
             return
-        say(f"building the base image from packages of Debian {BASE_SUITE}: about a minute")
+        say(f"building the image {base.name} from packages of Debian {BASE_SUITE}: about a minute")
         tree = IMAGES / "base.tar"
         _run(
-            "mmdebstrap", "--quiet", "--variant=minbase", f"--include={BASE_PACKAGES}", BASE_SUITE, str(tree)
+            *("mmdebstrap", "--quiet", "--variant=minbase", f"--include={base.packages}"),
+            *(BASE_SUITE, str(tree)),
         )
         container = _buildah("from", "scratch")
         _buildah("add", container, str(tree), "/")
         _buildah("config", "--env", "PATH=/usr/local/bin:/usr/bin:/bin", "--cmd", "python3", container)
-        _buildah("commit", "--rm", container, BASE)
+        _buildah("commit", "--rm", container, base.reference)
         tree.unlink()
         marker.touch()
 
 
-def ensure_base_archive(say: Say) -> BuiltImage:
-    """The base itself as an archive: an image with Python, for pods of tests."""
-    ensure_base(say)
-    archive = IMAGES / f"base-{BASE_KEY}.tar"
+def ensure_slim_archive(say: Say) -> BuiltImage:
+    """The slim base itself as an archive: an image with Python, for pods of tests."""
+    ensure_base(SLIM, say)
+    archive = IMAGES / f"base-{SLIM.key}.tar"
     with exclusive(IMAGES / "base-archive.lock"):
         if not archive.exists():
-            _archive(BASE, archive)
-    return BuiltImage(BASE, archive)
+            _archive(SLIM.reference, archive)
+    return BuiltImage(SLIM.reference, archive)
 
 
 def import_image(command_inside: Callable[..., list[str]], archive: Path) -> None:

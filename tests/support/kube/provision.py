@@ -18,8 +18,8 @@ from support.kube.images import (
     SERVER,
     SERVER_WITH_TORCH,
     BuiltImage,
-    ensure_base_archive,
     ensure_image,
+    ensure_slim_archive,
 )
 from support.kube.local import ensure_prepared
 
@@ -65,7 +65,7 @@ def prepare(images: Iterable[str], say: Say) -> str | None:
 def built_image(name: str, say: Say) -> BuiltImage:
     """One of the images that tests use, of the code as it is now."""
     if name == PYTHON:
-        return ensure_base_archive(say)
+        return ensure_slim_archive(say)
     return ensure_image(IMAGES[name], say)
 
 

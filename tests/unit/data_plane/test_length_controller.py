@@ -27,9 +27,11 @@ from draftline_server.speculation.length_controller import (
     LengthController,
 )
 from draftline_server.speculation.proposer_switch import (
+    LONG_STAY,
     MAX_PROBE_INTERVAL,
     MIN_PROBE_INTERVAL,
     STEPS_BEFORE_OFF,
+    ProposerSwitch,
 )
 from draftline_server.speculation.step_costs import StepCosts
 from support.requests import make_request
@@ -379,6 +381,42 @@ def test_a_workload_on_the_border_does_not_make_it_flap(seed: int) -> None:
     changes = sum(a != b for a, b in itertools.pairwise(machine.was_active))
     assert changes <= 10
     assert speedup >= 0.97
+
+
+def test_a_switch_that_is_soon_off_again_waits_longer_each_time_until_it_stays_on() -> None:
+    switch = ProposerSwitch(is_on=True)
+
+    def steps_until_probe_after(num_steps_on: int) -> int:
+        for _ in range(num_steps_on):
+            switch.note(is_poor=True)
+        switch.turn_off()
+        num_steps = 1
+        while not switch.count_down():
+            num_steps += 1
+        switch.turn_on()
+        return num_steps
+
+    first = MIN_PROBE_INTERVAL
+    waits = [steps_until_probe_after(STEPS_BEFORE_OFF) for _ in range(8)]
+    assert waits == [first, *(first * 2**n for n in (1, 2, 3, 4, 5, 5, 5))]
+    assert steps_until_probe_after(LONG_STAY) == first
+
+
+@pytest.mark.parametrize(("num_missed", "goes_on"), [(10, True), (3_000, False)])
+def test_a_draft_model_comes_back_only_where_it_earns_what_it_has_to_read_first(
+    num_missed: int, *, goes_on: bool
+) -> None:
+    # Each accepted token adds an eighth to a step; reading a token that was missed costs a 200th of it.
+    costs = seeded_costs(lambda _: 0.04, lambda size: 0.0002 * size)
+    controller = LengthController(settings(), costs, proposers=[DRAFT_MODEL])
+    controller.switch_off()
+    request = make_request("r", range(num_missed))
+    for _ in range(MIN_OBSERVED_DRAFTS):
+        controller.observe_draft("r", DRAFT_MODEL, num_draft_tokens=1, num_accepted_tokens=1)
+    for _ in range(2 * MAX_PROBE_INTERVAL):
+        offers = [Offer(request, DRAFT_MODEL, 1)] if controller.usable(8) else []
+        controller.choose(offers, 8)
+    assert controller.is_active is goes_on
 
 
 @pytest.mark.parametrize("starts_active", [True, False], ids=["on", "off"])
