@@ -16,8 +16,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from typing import Any
 
 import grpc
 import uvloop
@@ -63,11 +64,19 @@ def run(config: Config, build: BuildPair) -> int:
 
 async def _run_to_the_end(server: Server) -> int:
     """Once there is nothing left to end, a SIGTERM must not kill the process and hide its exit code."""
+    asyncio.get_running_loop().set_exception_handler(log_loop_fault)
     try:
         return await server.run()
     finally:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def log_loop_fault(_: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+    """Logs a fault that no call gets; asyncio would write arguments and messages, which may quote prompts."""
+    error = context.get("exception")
+    reason = context.get("message") if error is None else None
+    log_event(_logger, logging.ERROR, "event loop had a fault", reason=reason, exc_info=error)
 
 
 def load_pair(config: Config) -> ServedPair:
@@ -108,7 +117,7 @@ class Server:
         self.metrics = ServerMetrics(version=__version__, read_state=self._read_state)
         self.engine_thread = EngineThread(
             lambda: build(config),
-            max_concurrent_requests=config.server.max_concurrent_requests,
+            max_concurrent_requests=config.max_running,
             max_queue_length=config.server.max_queue_length,
             hang_seconds=config.server.engine_hang_seconds,
             observe_gap=self.metrics.observe_gap,
@@ -216,7 +225,9 @@ class Server:
             health=self.health,
             calls=self.calls,
         )
-        return build_server(self._config.server, servicer=servicer, serving_health=self.health)
+        return build_server(
+            self._config.server, servicer=servicer, serving_health=self.health, calls=self.calls
+        )
 
     def _build_drain(self) -> Drain:
         return Drain(

@@ -173,7 +173,10 @@ class InferenceConfig(_Section):
     max_context_length: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None
     """Prompt and output together, in tokens; default: as the target was made for."""
     context_overflow: Literal["reject", "truncate_left"] = "reject"
-    """What happens to a prompt that leaves no room for one token."""
+    """What happens to a prompt that leaves too little room for its output.
+
+    reject: without room for one token it is refused. truncate_left: it loses its oldest tokens until there is
+    room for max_tokens, but at most for half of the context; for a quarter where max_tokens is not set."""
     max_tokens_per_request: Count = 2048
     """Larger max_tokens are clamped to this."""
     max_batch_size: Count | None = None
@@ -255,6 +258,11 @@ class Config(_Section):
     def max_batch_size(self) -> int:
         """Sequences in one step."""
         return self.inference.max_batch_size or self.server.max_concurrent_requests
+
+    @property
+    def max_running(self) -> int:
+        """Requests that run at once: each has a place in every step."""
+        return min(self.max_batch_size, self.server.max_concurrent_requests)
 
     @property
     def num_speculative_tokens(self) -> int:

@@ -80,7 +80,7 @@ class Engine:
         return bool(self._requests or self._ended)
 
     def warm_up(self) -> None:
-        """Measures costs and completes one request through both models; leaves no trace in the counts."""
+        """Measures costs and completes two requests through both models, of which nothing else is kept."""
         parts = self._parts
         _check_logits(parts.target, "target")
         if parts.draft is not None:
@@ -101,8 +101,10 @@ class Engine:
             )
             while self.has_work:
                 self.step()
-        self._tally = Tally()
+        # Drafts for a prompt without any sense say nothing of those to come.
+        parts.controller.reset()
         parts.scheduler.reset_counts()
+        self._tally = Tally()
 
     def add_request(self, spec: GenerationRequest) -> None:
         """Queues an admitted request; its id must not be in use."""

@@ -150,7 +150,7 @@ def build_served_pair(config: Config, inspected: InspectedModels) -> ServedPair:
             decode_plain=partial(tokenizer.decode, skip_special_tokens=True),
             num_blocks=inspected.plan.num_blocks,
             max_context_length=inspected.max_context_length,
-            max_running=min(config.max_batch_size, config.server.max_concurrent_requests),
+            max_running=config.max_running,
             inference=config.inference,
             speculative_decoding=config.speculative_decoding,
         )

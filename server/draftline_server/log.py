@@ -1,7 +1,9 @@
 """Structured logs: a constant message and key/value fields, one line each, as JSON or as text.
 
-Must not hold prompts or outputs. Nothing that a client sends can forge a line: every value is
-quoted and its control characters are escaped.
+Must not hold prompts or outputs. An exception's message may quote either, so of exceptions only types and
+frames are written, whoever logs them; `log_failure` alone writes messages, too.
+
+Nothing that a client sends can forge a line: every value is quoted and its control characters are escaped.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import logging
 import math
 import secrets
 import sys
+import traceback
 from collections.abc import Mapping
 from typing import Literal, TextIO
 
 _FIELDS = "draftline_fields"
+_WITH_MESSAGES = "draftline_with_messages"
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:/[]+@")
 
 LogFormat = Literal["json", "text"]
@@ -29,18 +33,23 @@ def log_event(
     exc_info: BaseException | None = None,
     **fields: object,
 ) -> None:
-    """Logs `message`, a constant in the past tense, with `fields`; fields that are None are left out."""
+    """Logs `message`, a constant in the past tense, with `fields`; fields that are None are left out.
+
+    Of `exc_info` the types and frames are written, and those of its causes, but no message.
+    """
     if logger.isEnabledFor(level):
         present = {key: value for key, value in fields.items() if value is not None}
         logger.log(level, "%s", message, exc_info=exc_info, extra={_FIELDS: present})
 
 
 def log_failure(logger: logging.Logger, message: str, error: BaseException) -> str:
-    """Logs a fault of ours with its traceback; returns the id under which the log has it."""
+    """Logs a fault of ours with its whole traceback; returns the id under which the log has it.
+
+    Only for what no client has a part in, such as loading models: messages are written, too.
+    """
     error_id = secrets.token_hex(8)
-    log_event(
-        logger, logging.CRITICAL, message, error_id=error_id, error=type(error).__name__, exc_info=error
-    )
+    fields = {"error_id": error_id, "error": type(error).__name__}
+    logger.critical("%s", message, exc_info=error, extra={_FIELDS: fields, _WITH_MESSAGES: True})
     return error_id
 
 
@@ -64,8 +73,8 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             **{key: _json_value(value) for key, value in _fields(record).items()},
         }
-        if record.exc_info and record.exc_info[1] is not None:
-            entry["exception"] = self.formatException(record.exc_info)
+        if (exception := _exception(record)) is not None:
+            entry["exception"] = exception
         return json.dumps(entry, default=str, allow_nan=False)
 
 
@@ -79,14 +88,38 @@ class TextFormatter(logging.Formatter):
         head = f"{_timestamp(record)} {record.levelname.lower()} {record.name}: {message}"
         pairs = [f"{key}={_text_value(value)}" for key, value in _fields(record).items()]
         line = " ".join([head, *pairs])
-        if record.exc_info and record.exc_info[1] is not None:
-            line = f"{line}\n{self.formatException(record.exc_info)}"
+        if (exception := _exception(record)) is not None:
+            line = f"{line}\n{exception}"
         return line
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:
     fields: Mapping[str, object] = getattr(record, _FIELDS, {})
     return fields
+
+
+def _exception(record: logging.LogRecord) -> str | None:
+    """The traceback of the exception that a record is about, causes first."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error is None:
+        return None
+    if getattr(record, _WITH_MESSAGES, False):
+        return "".join(traceback.format_exception(error)).rstrip()
+    return "\n\nwhich led to:\n\n".join(_types_and_frames(link) for link in reversed(_with_causes(error)))
+
+
+def _with_causes(error: BaseException) -> list[BaseException]:
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in links:
+        links.append(link)
+        link = link.__cause__ if link.__suppress_context__ else link.__context__
+    return links
+
+
+def _types_and_frames(error: BaseException) -> str:
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    return f"Traceback (most recent call last):\n{frames}{type(error).__module__}.{type(error).__qualname__}"
 
 
 def _timestamp(record: logging.LogRecord) -> str:

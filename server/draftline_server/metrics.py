@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -239,7 +240,7 @@ class GpuCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         nvml = self._nvml
-        devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        devices = self._devices()
         readings: dict[tuple[str, str], Callable[[Any], float]] = {
             ("gpu_utilization_ratio", "Share of time in which the GPU computed."): (
                 lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100
@@ -255,9 +256,19 @@ class GpuCollector(Collector):
         }
         for (name, documentation), read in readings.items():
             family = GaugeMetricFamily(f"draftline_{name}", documentation, labels=["gpu"])
-            for index, device in enumerate(devices):
+            for index, device in devices.items():
                 try:
                     family.add_metric([str(index)], float(read(device)))
                 except nvml.NVMLError:
                     continue  # this GPU, or its driver, does not report it
             yield family
+
+    def _devices(self) -> dict[int, Any]:
+        """Handles by index. A GPU that was lost has none, and a lost driver knows of none."""
+        nvml = self._nvml
+        devices: dict[int, Any] = {}
+        with suppress(nvml.NVMLError):
+            for index in range(nvml.nvmlDeviceGetCount()):
+                with suppress(nvml.NVMLError):
+                    devices[index] = nvml.nvmlDeviceGetHandleByIndex(index)
+        return devices

@@ -3,7 +3,8 @@
 ``make bench-operator`` runs it, as root on Linux: a control plane of its own, without nodes. The pods are
 faked: their statuses say that they are ready, and one process answers for all of them when they are asked
 for their load. All resources serve one pair, which is checked once. Times are those of the API server's audit
-log: from the user's request until the operator's last write of a child for that change.
+log: from the user's request until the operator's last write of a child for that change. It fails where a
+request was followed by no such write, or where the pair was checked more than once.
 """
 
 from __future__ import annotations
@@ -11,11 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import datetime
-import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,23 +30,18 @@ from draftline_operator.cluster.client import ClusterClient, load_configuration
 from draftline_operator.constants import ADMIN_PORT, API_VERSION, KIND
 from draftline_operator.errors import ClusterError
 from draftline_operator.models.kinds import SPECULATIVE_DEPLOYMENT
+from support import answering_pods
+from support.audit_log import read_requests
 from support.kube.components import Options
 from support.kube.local import LocalCluster, local_cluster
 from support.kube.sandbox import NODE_ADDRESS
 from support.kubelet import Kubelet
+from support.operator_phases import OPERATOR, Phase, delays_of, faults_of, preflights_in, render
 from support.speculative_deployments import PAIR
 
 CRD = Path(__file__).resolve().parents[2] / "crds" / "speculativedeployments.yaml"
-NAMESPACE, OPERATOR, USER = "bench", "bench-operator", "admin"
+NAMESPACE = "bench"
 HEALTH_PORT = 8080
-CHILDREN = (
-    "deployments",
-    "configmaps",
-    "services",
-    "serviceaccounts",
-    "poddisruptionbudgets",
-    "networkpolicies",
-)
 SPEC: dict[str, Any] = {**PAIR, "replicas": 1, "autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -61,33 +54,6 @@ class Cost:
     cpu_seconds: float
     resident_mib: float
     reconciles: int
-
-
-@dataclass(frozen=True)
-class Phase:
-    """What happened between two looks at the operator."""
-
-    name: str
-    seconds: float
-    cpu_seconds: float
-    resident_mib: float
-    reconciles: int
-    requests: int
-    watches_and_leases: int
-    delays: Sequence[float]
-    """From each change to the last child of it."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """Of the audit log."""
-
-    user: str
-    verb: str
-    resource: str
-    name: str
-    began: float
-    ended: float
 
 
 @dataclass
@@ -157,6 +123,7 @@ class Bench:
             requests=len(ours) - len(beside),
             watches_and_leases=len(beside),
             delays=delays_of(log),
+            preflights=preflights_in(log),
         )
 
 
@@ -165,46 +132,6 @@ def is_at_rest(body: dict[str, Any]) -> bool:
     conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
     is_current = status.get("observedGeneration") == body["metadata"]["generation"]
     return is_current and (conditions.get("Ready"), conditions.get("Progressing")) == ("True", "False")
-
-
-def read_requests(audit_log: Path) -> list[Request]:
-    return [_request(json.loads(line)) for line in audit_log.read_text().splitlines()]
-
-
-def _request(event: dict[str, Any]) -> Request:
-    what = event.get("objectRef") or {}
-    return Request(
-        user=event["user"]["username"],
-        verb=event["verb"],
-        resource="/".join(filter(None, (what.get("resource", ""), what.get("subresource")))),
-        name=what.get("name", ""),
-        began=_seconds(event["requestReceivedTimestamp"]),
-        ended=_seconds(event["stageTimestamp"]),
-    )
-
-
-def _seconds(stamp: str) -> float:
-    return datetime.datetime.fromisoformat(stamp).timestamp()
-
-
-def delays_of(log: Sequence[Request]) -> list[float]:
-    """Of each of the user's changes: a child's name begins with its resource's."""
-    last_write: dict[str, float] = {}
-    for request in log:
-        if request.user == OPERATOR and request.verb == "patch" and request.resource in CHILDREN:
-            name = resource_of(request.name)
-            last_write[name] = max(last_write.get(name, 0.0), request.ended)
-    changes = {
-        request.name: request.began
-        for request in log
-        if request.user == USER and request.resource == "speculativedeployments" and request.verb == "patch"
-    }
-    return [last_write[name] - began for name, began in changes.items() if name in last_write]
-
-
-def resource_of(child: str) -> str:
-    """Resources are named `chat-NUMBER` here."""
-    return "-".join(child.split("-")[:2])
 
 
 async def measure(cluster: LocalCluster, number: int, every: float, rest_seconds: float) -> list[Phase]:
@@ -253,7 +180,7 @@ async def _phases(bench: Bench, every: float, rest_seconds: float) -> list[Phase
 
 
 def _pods_command() -> list[str]:
-    return [sys.executable, str(Path(__file__).with_name("operator_pods.py")), "127.0.0.1", str(ADMIN_PORT)]
+    return [sys.executable, answering_pods.__file__, "127.0.0.1", str(ADMIN_PORT)]
 
 
 def _operator_command(kubeconfig: Path) -> list[str]:
@@ -301,34 +228,6 @@ async def _step_for_ever(kubelet: Kubelet) -> None:
         await asyncio.sleep(0.5)
 
 
-def render(phases: Sequence[Phase]) -> str:
-    """As a markdown document."""
-    head = (
-        "| | p50 | p95 | max | wall | CPU | memory | reconciles | API requests per reconcile |",
-        "|---|---|---|---|---|---|---|---|---|",
-    )
-    return "\n".join([*head, *map(_row, phases)])
-
-
-def _row(phase: Phase) -> str:
-    times = sorted(phase.delays)
-    shown = ["-"] * 3
-    if times:
-        p95 = times[max(0, -(-95 * len(times) // 100) - 1)]
-        shown = [f"{value:.2f} s" for value in (statistics.median(times), p95, times[-1])]
-    per_reconcile = f"{phase.requests / phase.reconciles:.1f}" if phase.reconciles else "-"
-    cells = [
-        phase.name,
-        *shown,
-        f"{phase.seconds:.0f} s",
-        f"{phase.cpu_seconds:.1f} s",
-        f"{phase.resident_mib:.0f} MiB",
-        str(phase.reconciles),
-        per_reconcile,
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="operator_bench", description="Measures the operator.")
     parser.add_argument("--resources", type=int, default=200)
@@ -343,9 +242,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"One operator, {arguments.resources} resources of one pair, {os.cpu_count()} cores shared with the"
     )
-    print("API server and everything else. Times: from a change to the last of its children applied.\n")
+    print("API server and everything else. Times: from a change to the last of its children applied.")
+    print(f"Preflight Jobs: {sum(phase.preflights for phase in phases)}.\n")
     print(render(phases))
-    return 0
+    faults = faults_of(phases)
+    for fault in faults:
+        print(f"error: {fault}", file=sys.stderr)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -48,13 +48,25 @@ def needs_cluster(pytestconfig: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
+def named_cluster(needs_cluster: None, pytestconfig: pytest.Config) -> Cluster | None:
+    """The cluster that the environment names. Where it names one, no other is started beside it."""
+    return provision.existing_cluster(lambda line: _say(pytestconfig, line))
+
+
+@pytest.fixture(scope="session")
+def starts_clusters(named_cluster: Cluster | None) -> None:
+    """For tests that start clusters of their own."""
+    if named_cluster is not None:
+        pytest.skip("starts a cluster of its own, and the environment names one")
+
+
+@pytest.fixture(scope="session")
 def cluster(
-    needs_cluster: None, pytestconfig: pytest.Config, request: pytest.FixtureRequest
+    named_cluster: Cluster | None, pytestconfig: pytest.Config, request: pytest.FixtureRequest
 ) -> Iterator[Cluster]:
     """The cluster that the environment names, or else a local one."""
-    existing = provision.existing_cluster(lambda line: _say(pytestconfig, line))
-    if existing is not None:
-        yield existing
+    if named_cluster is not None:
+        yield named_cluster
         return
     local = start_local_cluster()
     failed_before = request.session.testsfailed

@@ -21,7 +21,7 @@ from support.kube.local import LocalCluster
 from support.kube.local import local_cluster as started_cluster
 from support.kube.sandbox import CLUSTERS, INIT_PID, Sandbox
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("needs_cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("starts_clusters")]
 
 KINDS = ("net", "mnt", "pid")
 

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from support.kube.cache import ROOT
+from support.pytest_runs import run_pytest
 
 NODE_TEST = "tests/cluster/test_cluster.py::test_the_node_is_ready"
-
-
-def run_pytest(**environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", NODE_TEST]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DRAFTLINE_")}
-    return subprocess.run(
-        command, cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, check=False
-    )
 
 
 def lines_about_the_cluster(output: str) -> list[str]:
@@ -27,7 +17,7 @@ def lines_about_the_cluster(output: str) -> list[str]:
 
 
 def test_without_a_cluster_its_tests_are_skipped_with_one_loud_line(tmp_path: Path) -> None:
-    result = run_pytest(DRAFTLINE_TEST_KUBECONFIG=str(tmp_path / "missing"))
+    result = run_pytest(NODE_TEST, DRAFTLINE_TEST_KUBECONFIG=str(tmp_path / "missing"))
     assert result.returncode == 0
     assert "1 skipped" in result.stdout
     (line,) = lines_about_the_cluster(result.stdout)
@@ -35,7 +25,8 @@ def test_without_a_cluster_its_tests_are_skipped_with_one_loud_line(tmp_path: Pa
 
 
 def test_where_a_cluster_is_required_its_tests_fail_without_one(tmp_path: Path) -> None:
-    result = run_pytest(DRAFTLINE_TEST_KUBECONFIG=str(tmp_path / "missing"), DRAFTLINE_REQUIRE_CLUSTER="1")
+    missing = str(tmp_path / "missing")
+    result = run_pytest(NODE_TEST, DRAFTLINE_TEST_KUBECONFIG=missing, DRAFTLINE_REQUIRE_CLUSTER="1")
     assert result.returncode == 1
     assert "1 error" in result.stdout
 
@@ -44,7 +35,7 @@ def test_where_a_cluster_is_required_its_tests_fail_without_one(tmp_path: Path) 
 def test_binaries_that_are_missing_are_named(tmp_path: Path) -> None:
     for name in ("etcd", "kube-apiserver", "kubectl"):  # what other projects' tests need
         (tmp_path / name).touch(mode=0o755)
-    result = run_pytest(KUBEBUILDER_ASSETS=str(tmp_path))
+    result = run_pytest(NODE_TEST, KUBEBUILDER_ASSETS=str(tmp_path))
     (line,) = lines_about_the_cluster(result.stdout)
     lacks = "lacks kube-controller-manager, kube-scheduler, kubelet, kube-proxy, coredns"
     assert line.endswith(f"KUBEBUILDER_ASSETS={tmp_path} {lacks}")

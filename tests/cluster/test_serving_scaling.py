@@ -81,7 +81,7 @@ def test_a_queue_adds_pods_that_connected_clients_reach(
 
 @pytest.mark.slow
 def test_a_queue_adds_pods_in_time_where_the_autoscaler_looks_every_fifteen_seconds(
-    needs_cluster: None, pair: Pair
+    starts_clusters: None, pair: Pair
 ) -> None:
     with started_cluster(Options(hpa_sync_seconds=15)) as cluster:
         images = [provision.built_image(name, lambda _: None) for name in ("operator", "server")]

@@ -398,6 +398,7 @@ def test_only_current_api_versions_are_written() -> None:
         "apiregistration.k8s.io/v1",
         "apps/v1",
         "batch/v1",
+        "coordination.k8s.io/v1",
         "monitoring.coreos.com/v1",
         "networking.k8s.io/v1",
         "policy/v1",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from support.reference import Reference, ReferenceOf
     from support.zoo import ModelZoo
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -26,6 +27,21 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> ModelZoo:
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     return ModelZoo(tmp_path_factory.mktemp("zoo"))
+
+
+@pytest.fixture(scope="session")
+def reference_of() -> ReferenceOf:
+    """References by directory; each keeps what it has computed. For tiny models: none is ever let go."""
+    from support.reference import Reference
+
+    references: dict[Path, Reference] = {}
+
+    def get(directory: Path) -> Reference:
+        if directory not in references:
+            references[directory] = Reference(directory)
+        return references[directory]
+
+    return get
 
 
 @pytest.fixture

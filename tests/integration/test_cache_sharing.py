@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -13,15 +14,19 @@ from support.driving import Session
 from support.engines import add, drain, generate, make_engine
 from support.guarantees import acceptance, assert_idle, assert_same_output, guarded, refused
 from support.prompts import mixed_prompts, random_prompt
-from support.reference import Reference
+from support.reference import ReferenceOf
+from support.tiny_models import FAMILIES, Family
 from support.zoo import DraftKind, ModelZoo
 
 BLOCK_SIZE = 16
+# Of some, layers with a sliding window of one block.
+EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
 def engine_of(
     zoo: ModelZoo,
     draft: DraftKind = "noised",
+    family: Family = "llama",
     *,
     num_blocks: int = 256,
     max_context_length: int = 256,
@@ -30,8 +35,8 @@ def engine_of(
     methods: tuple[str, ...] = ("draft_model",),
 ) -> Engine:
     return make_engine(
-        zoo.target(),
-        zoo.draft(draft),
+        zoo.target(family),
+        zoo.draft(draft, family),
         num_blocks=num_blocks,
         max_context_length=max_context_length,
         inference={"prefix_caching": prefix_caching, "max_batched_tokens": max_batched_tokens},
@@ -42,27 +47,31 @@ def engine_of(
 # ---------------------------------------------------------------------------------------------- prefix hits
 
 
-@pytest.mark.parametrize("length", [15, 16, 17, 32, 33, 63, 64])
+@EVERY_FAMILY
 def test_the_same_prompt_again_is_read_from_the_cache_and_gives_the_same_output(
-    zoo: ModelZoo, length: int
+    zoo: ModelZoo, reference_of: ReferenceOf, family: Family
 ) -> None:
-    engine = engine_of(zoo, "self")
-    prompt = random_prompt(length, seed=length)
-    expected = Reference(zoo.target()).greedy(prompt, 40)
+    engine = engine_of(zoo, "self", family)
+    for length in (15, 16, 17, 32, 33, 63, 64):
+        prompt = random_prompt(length, seed=length)
+        expected = reference_of(zoo.target(family)).greedy(prompt, 20, ignore_eos=True)
 
-    first, second = (generate(engine, [prompt], max_tokens=40)[0] for _ in range(2))
+        first, second = (generate(engine, [prompt], max_tokens=20, ignore_eos=True)[0] for _ in range(2))
 
-    assert first.summary is not None
-    assert second.summary is not None
-    assert first.token_ids == second.token_ids == expected
-    assert first.summary.num_cached_tokens == 0
-    # Never the last token: its logits are needed.
-    assert second.summary.num_cached_tokens == (length - 1) // BLOCK_SIZE * BLOCK_SIZE
-    assert acceptance(first) == acceptance(second) == 1.0
+        assert first.summary is not None
+        assert second.summary is not None
+        assert first.token_ids == second.token_ids == expected
+        assert first.summary.num_cached_tokens == 0
+        # Never the last token: its logits are needed.
+        assert second.summary.num_cached_tokens == (length - 1) // BLOCK_SIZE * BLOCK_SIZE
+        assert acceptance(first) == acceptance(second) == 1.0
 
 
-def test_prompts_that_begin_alike_share_blocks_while_both_run(zoo: ModelZoo) -> None:
-    engine = engine_of(zoo, "noised")
+@EVERY_FAMILY
+def test_prompts_that_begin_alike_share_blocks_while_both_run(
+    zoo: ModelZoo, reference_of: ReferenceOf, family: Family
+) -> None:
+    engine = engine_of(zoo, "noised", family)
     shared = random_prompt(3 * BLOCK_SIZE, seed=1)
     prompts = [[*shared, *random_prompt(5 + index, seed=10 + index)] for index in range(6)]
     session = Session(engine)
@@ -74,7 +83,7 @@ def test_prompts_that_begin_alike_share_blocks_while_both_run(zoo: ModelZoo) -> 
     assert engine.statistics().kv_blocks_used < 6 * 4, "nothing is shared"
     completions = session.drain()
 
-    reference = Reference(zoo.target())
+    reference = reference_of(zoo.target(family))
     for index, prompt in enumerate(prompts):
         completion = completions[str(index)]
         assert completion.token_ids == reference.greedy(prompt, 30)
@@ -83,10 +92,13 @@ def test_prompts_that_begin_alike_share_blocks_while_both_run(zoo: ModelZoo) -> 
     assert_idle(engine)
 
 
-def test_output_of_one_request_is_found_by_another_that_goes_on_from_it(zoo: ModelZoo) -> None:
+@EVERY_FAMILY
+def test_output_of_one_request_is_found_by_another_that_goes_on_from_it(
+    zoo: ModelZoo, reference_of: ReferenceOf, family: Family
+) -> None:
     """A conversation: the next prompt is the last one, its answer, and more."""
-    engine = engine_of(zoo, "self")
-    reference = Reference(zoo.target())
+    engine = engine_of(zoo, "self", family)
+    reference = reference_of(zoo.target(family))
     prompt = random_prompt(20, seed=3)
     for turn in range(4):
         completion = generate(engine, [prompt], max_tokens=24, ignore_eos=True)[0]
@@ -98,23 +110,29 @@ def test_output_of_one_request_is_found_by_another_that_goes_on_from_it(zoo: Mod
         prompt = [*prompt, *completion.token_ids, *random_prompt(7, seed=turn)]
 
 
-def test_cached_blocks_that_the_draft_never_read_do_not_spoil_its_drafts(zoo: ModelZoo) -> None:
-    engine = engine_of(zoo, "self")
+@EVERY_FAMILY
+def test_cached_blocks_that_the_draft_never_read_do_not_spoil_its_drafts(
+    zoo: ModelZoo, family: Family
+) -> None:
+    engine = engine_of(zoo, "self", family)
     prompt = random_prompt(70, seed=4)
-    plain = generate(engine, [prompt], max_tokens=40, speculation=SpeculationParams(enabled=False))[0]
+    options: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
+    plain = generate(engine, [prompt], speculation=SpeculationParams(enabled=False), **options)[0]
     for _ in range(2):
-        drafted = generate(engine, [prompt], max_tokens=40)[0]
+        drafted = generate(engine, [prompt], **options)[0]
         assert drafted.token_ids == plain.token_ids
         assert drafted.summary is not None
         assert drafted.summary.num_cached_tokens == 64
         assert acceptance(drafted) == 1.0
     # Two at once: both catch up in the same shared blocks.
-    longer = generate(engine, [[*prompt, 9], [*prompt, 10]], max_tokens=20)
+    longer = generate(engine, [[*prompt, 9], [*prompt, 10]], **options)
     assert all(acceptance(completion) == 1.0 for completion in longer)
 
 
-def test_aborting_one_of_two_requests_that_share_blocks_does_not_touch_the_other(zoo: ModelZoo) -> None:
-    reference = Reference(zoo.target())
+def test_aborting_one_of_two_requests_that_share_blocks_does_not_touch_the_other(
+    zoo: ModelZoo, reference_of: ReferenceOf
+) -> None:
+    reference = reference_of(zoo.target())
     shared = random_prompt(4 * BLOCK_SIZE, seed=6)
     prompts = {name: [*shared, *random_prompt(3, seed=seed)] for seed, name in enumerate("abc")}
     for aborted_after in (0, 1, 2, 4):
@@ -134,12 +152,14 @@ def test_aborting_one_of_two_requests_that_share_blocks_does_not_touch_the_other
             assert isinstance(completions["a"].error, CancelledError)
 
 
-def test_a_prefix_is_never_taken_from_a_request_with_another_one(zoo: ModelZoo) -> None:
+def test_a_prefix_is_never_taken_from_a_request_with_another_one(
+    zoo: ModelZoo, reference_of: ReferenceOf
+) -> None:
     """Same tokens in a block, other tokens before it: the hash must cover the whole prefix."""
     engine = engine_of(zoo, "self")
     same = random_prompt(BLOCK_SIZE, seed=7)
     prompts = [[*random_prompt(BLOCK_SIZE, seed=seed), *same, *same, 5] for seed in range(4)]
-    reference = Reference(zoo.target())
+    reference = reference_of(zoo.target())
     for prompt in [*prompts, [*same, *same, *same, 5]]:
         completion = generate(engine, [prompt], max_tokens=20)[0]
         assert completion.token_ids == reference.greedy(prompt, 20)
@@ -158,21 +178,25 @@ def test_switching_prefix_caching_off_changes_only_what_is_cached(zoo: ModelZoo)
 # ---------------------------------------------------------------------------------------- too little memory
 
 
-@pytest.mark.parametrize("methods", [("draft_model",), ("ngram", "draft_model")], ids=["draft", "chain"])
-@pytest.mark.parametrize("draft", ["self", "noised"])
+@pytest.mark.parametrize(
+    ("draft", "methods"),
+    [("self", ("draft_model",)), ("noised", ("ngram", "draft_model"))],
+    ids=["self", "chain"],
+)
+@EVERY_FAMILY
 def test_preempted_requests_get_the_same_output(
-    zoo: ModelZoo, draft: DraftKind, methods: tuple[str, ...]
+    zoo: ModelZoo, reference_of: ReferenceOf, family: Family, draft: DraftKind, methods: tuple[str, ...]
 ) -> None:
-    engine = engine_of(zoo, draft, num_blocks=20, methods=methods)
+    engine = engine_of(zoo, draft, family, num_blocks=20, methods=methods)
     prompts = mixed_prompts(8, longest=60, seed=2)
 
     completions = generate(engine, prompts, max_tokens=50, ignore_eos=True)
 
     assert engine.statistics().num_preemptions > 0
-    reference = Reference(zoo.target())
+    reference = reference_of(zoo.target(family))
     for prompt, completion in zip(prompts, completions, strict=True):
         assert completion.token_ids == reference.greedy(prompt, 50, ignore_eos=True)
-        if draft == "self" and methods == ("draft_model",):
+        if draft == "self":
             assert acceptance(completion) == 1.0
 
 

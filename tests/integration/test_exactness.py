@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import pytest
@@ -12,11 +11,12 @@ import pytest
 from draftline_server.core.sampling_params import SpeculationParams
 from draftline_server.engine import Engine
 from draftline_server.model.tokenizer import Tokenizer
+from support.driving import Session
 from support.engines import Completion, add, drain, generate, make_engine
 from support.guarantees import acceptance, assert_idle, assert_same_output, assert_whole, guarded
 from support.prompts import mixed_prompts, random_prompt
-from support.reference import Reference
-from support.tiny_models import FAMILIES, Family, noised_clone
+from support.reference import ReferenceOf
+from support.tiny_models import FAMILIES, Family
 from support.zoo import ModelZoo
 
 pytestmark = pytest.mark.usefixtures("fixed_randomness")
@@ -24,20 +24,6 @@ pytestmark = pytest.mark.usefixtures("fixed_randomness")
 Source = Literal["ngram", "self", "noised", "unrelated", "chain"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 DRAFT_LENGTHS = (0, 1, 2, 4, 8)
-ReferenceOf = Callable[[Path], Reference]
-
-
-@pytest.fixture(scope="module")
-def reference_of() -> ReferenceOf:
-    """References by directory; each keeps what it has computed."""
-    references: dict[Path, Reference] = {}
-
-    def get(directory: Path) -> Reference:
-        if directory not in references:
-            references[directory] = Reference(directory)
-        return references[directory]
-
-    return get
 
 
 def engine_with(
@@ -262,20 +248,34 @@ def test_exactly_max_tokens_come_and_the_first_is_the_targets_own(
             assert completion.summary.finish_reason.value == "length"
 
 
-def test_prompts_prefilled_in_chunks_give_the_same_output(zoo: ModelZoo, reference_of: ReferenceOf) -> None:
-    for source in ("noised", "chain"):
-        engine = engine_with(
-            zoo,
-            source,
-            draft_length=4,
-            max_running=6,
-            inference={"max_batched_tokens": 24},
-            max_context_length=400,
-        )
-        prompts = [random_prompt(length, seed=length) for length in (1, 23, 24, 25, 49, 97, 150, 300)]
-        completions = generate(engine, prompts, max_tokens=20)
-        reference = reference_of(zoo.target())
-        assert tokens_of(completions) == [reference.greedy(prompt, 20) for prompt in prompts]
+@pytest.mark.parametrize("max_batched_tokens", [24, 64])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_prefilled_in_chunks_give_the_same_output(
+    zoo: ModelZoo, reference_of: ReferenceOf, family: Family, max_batched_tokens: int
+) -> None:
+    """Short chunks and long ones, which attend by different code; both begin and end inside of windows."""
+    engine = engine_with(
+        zoo,
+        "chain",
+        family,
+        draft_length=4,
+        max_running=6,
+        inference={"max_batched_tokens": max_batched_tokens},
+        max_context_length=400,
+    )
+    prompts = [random_prompt(length, seed=length) for length in (1, 23, 24, 25, 49, 97, 150, 300)]
+    session = Session(engine)
+    for index, prompt in enumerate(prompts):
+        session.add(str(index), prompt, max_tokens=20)
+    while engine.has_work:
+        session.step()
+        # So the longest prompt takes five steps or more.
+        assert engine.statistics().last_batch_tokens <= max_batched_tokens
+    assert_idle(engine)
+
+    reference = reference_of(zoo.target(family))
+    for index, prompt in enumerate(prompts):
+        assert session.completions[str(index)].token_ids == reference.greedy(prompt, 20), f"request {index}"
 
 
 def test_requests_that_join_and_leave_at_any_step_get_their_solo_output(
@@ -334,41 +334,3 @@ def test_a_draft_equal_to_the_target_is_always_accepted(zoo: ModelZoo, streams: 
             # Five tokens a step from the first to the last quarter; prefill gives one.
             assert stats.decode_steps == 1 + -(-(num_tokens - 1) // 5)
     assert engine.statistics().prefix_cache_hits > 0
-
-
-# -------------------------------------------------------------------------------------------------- SmolLM2
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_smollm2_in_float32_gives_the_output_of_transformers(
-    smollm2: Path, tmp_path: Path, reference_of: ReferenceOf
-) -> None:
-    noised = noised_clone(smollm2, tmp_path / "noised", scale=0.02)
-    tokenizer = Tokenizer.load(smollm2)
-    texts = [
-        "def add(left, right):\n    return left + right\n\ndef subtract(left, right):\n",
-        " ".join(["echo"] * 48),
-        "The three most important facts about the moon are",
-        "1, 1, 2, 3, 5, 8,",
-    ]
-    prompts = [tokenizer.encode(text) for text in texts]
-    prompts.append(tokenizer.encode_chat([("user", "Write one sentence about rain.")]))
-    reference = reference_of(smollm2)
-    expected = [reference.greedy(prompt, 40) for prompt in prompts]
-    for draft, methods in ((smollm2, ("draft_model",)), (noised, ("ngram", "draft_model"))):
-        engine = make_engine(
-            smollm2, draft, speculation={"methods": methods, "num_speculative_tokens": 8}, max_running=32
-        )
-        for draft_length in DRAFT_LENGTHS:
-            completions = generate(engine, prompts, max_tokens=40, speculation=at_most(draft_length))
-            assert tokens_of(completions) == expected, (methods, draft_length)
-            if draft == smollm2 and draft_length:
-                assert all(acceptance(c) == 1.0 for c in completions)
-        solo = generate(engine, prompts[:1], max_tokens=40)
-        assert tokens_of(solo) == expected[:1]
-        # 32 of them, each text several times, the tail of it cut at another place each time.
-        cut = [prompt[: len(prompt) - index // len(prompts)] for index, prompt in enumerate(prompts * 7)][:32]
-        for prompt, completion in zip(cut, generate(engine, cut, max_tokens=12), strict=True):
-            assert completion.token_ids == reference.greedy(prompt, 12)
-        assert_idle(engine)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 
 from draftline_server.speculation.proposer_switch import MAX_PROBE_INTERVAL, STEPS_BEFORE_OFF
-from support.engines import generate
+from draftline_server.speculation.step_costs import StepCosts
+from support.engines import generate, make_engine
 from support.guarantees import assert_idle
 from support.workloads import (
     PREDICTABLE,
@@ -17,6 +18,7 @@ from support.workloads import (
     Workload,
     target_seconds,
 )
+from support.zoo import ModelZoo
 
 # Eight drafts before anything may be judged, eight poor steps in a row, as many for the estimates to fall.
 STEPS_UNTIL_OFF = 4 * STEPS_BEFORE_OFF
@@ -128,6 +130,36 @@ def test_a_minimum_acceptance_rate_switches_off_what_would_still_pay() -> None:
     workload = Workload(4, draft=sometimes_right, speculation={"min_acceptance_rate": 0.9})
     workload.steps_until(PREDICTABLE, is_on=False, at_most=4 * STEPS_UNTIL_OFF)
     assert workload.engine.statistics().fallbacks == {"acceptance": 1}
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [5, 8])
+def test_a_warm_up_teaches_nothing_but_costs(zoo: ModelZoo, num_speculative_tokens: int) -> None:
+    engine = make_engine(
+        zoo.target(),
+        zoo.draft("unrelated"),
+        speculation={
+            "num_speculative_tokens": num_speculative_tokens,
+            "adaptive": True,
+            "fallback_to_standard_decoding": True,
+        },
+    )
+    controller = engine._parts.controller
+    untaught = state_of(controller)
+    engine.warm_up()
+    assert state_of(controller) == untaught
+    assert not controller.costs.verify.is_empty
+    assert not controller.costs.draft.is_empty
+    assert engine.statistics().speculation_active
+    assert engine.statistics().fallbacks == {}
+
+
+def state_of(value: object) -> object:
+    """All that an object holds, costs left out, as values that compare by content."""
+    if isinstance(value, StepCosts):
+        return None
+    if isinstance(value, dict):
+        return {key: state_of(item) for key, item in value.items()}
+    return state_of(vars(value)) if hasattr(value, "__dict__") else value
 
 
 def test_statistics_keep_their_identities_through_all_of_it() -> None:

@@ -242,8 +242,8 @@ def test_a_prompt_is_cut_from_the_left_only_where_that_is_configured_and_then_it
         prompt = random_prompt(length, seed=length)
         with guarded(engine):
             completion = generate(engine, [prompt], max_tokens=5, ignore_eos=True)[0]
-        kept = prompt[-(CONTEXT - 1) :]
-        assert completion.token_ids == Reference(zoo.target()).greedy(kept, 1, ignore_eos=True)
+        kept = prompt[-(CONTEXT - 5) :]
+        assert completion.token_ids == Reference(zoo.target()).greedy(kept, 5, ignore_eos=True)
         assert completion.summary is not None
         assert completion.summary.num_truncated_prompt_tokens == length - len(kept)
         assert completion.summary.num_prompt_tokens == len(kept)

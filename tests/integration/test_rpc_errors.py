@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,8 +12,10 @@ import grpc
 import pytest
 
 from draftline.v1 import inference_pb2 as pb
+from draftline_server import app
 from draftline_server.core.admission import RequestLimits
 from draftline_server.errors import InvalidRequestError
+from draftline_server.log import JsonFormatter, TextFormatter
 from draftline_server.testing import ByteTokenizer, ScriptedEngine
 from support.serving import RunningServer, details_of, failure_of, make_config, running_server, text_request
 
@@ -131,15 +135,25 @@ async def test_truncation_is_said(serving: RunningServer) -> None:
     )
     async with running_server(ScriptedEngine(limits=limits)) as truncating:
         response = await truncating.stub.Generate(text_request("x" * 100_000))
-    assert response.summary.num_truncated_prompt_tokens == 100_000 - 31
+    assert response.summary.num_truncated_prompt_tokens == 100_000 - 24
+    assert response.summary.usage == pb.Usage(prompt_tokens=24, completion_tokens=8)
 
 
-async def test_bytes_that_are_no_message_are_refused(serving: RunningServer) -> None:
-    for method in ("Generate", "Tokenize"):
-        unary: Any = serving.channel.unary_unary(f"/draftline.v1.Inference/{method}")
-        assert_is_fault_of(await failure_of(unary(b"\xff\xff\xff")), "(message)")
-    stream: Any = serving.channel.unary_stream("/draftline.v1.Inference/GenerateStream")
-    assert_is_fault_of(await failure_of(stream(b"\x12\x02\xff\xff")), "(message)")
+async def test_bytes_that_are_no_message_are_refused_logged_and_counted(
+    serving: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        for method in ("Generate", "Tokenize"):
+            unary: Any = serving.channel.unary_unary(f"/draftline.v1.Inference/{method}")
+            assert_is_fault_of(await failure_of(unary(b"\xff\xff\xff")), "(message)")
+        stream: Any = serving.channel.unary_stream("/draftline.v1.Inference/GenerateStream")
+        assert_is_fault_of(await failure_of(stream(b"\x12\x02\xff\xff")), "(message)")
+        await serving.wait_until_idle()
+    lines = [vars(r)["draftline_fields"] for r in caplog.records if r.getMessage() == "request finished"]
+    assert [line["method"] for line in lines] == ["Generate", "Tokenize", "GenerateStream"]
+    assert {line["code"] for line in lines} == {"INVALID_ARGUMENT"}
+    _, _, metrics = await serving.get("/metrics")
+    assert 'draftline_request_errors_total{code="INVALID_ARGUMENT"} 3.0' in metrics
     await assert_serves(serving)
 
 
@@ -163,12 +177,15 @@ async def test_fault_of_ours_shows_only_an_id(
     serving: RunningServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def explode(text: str) -> list[int]:
-        raise ValueError(f"secret {text}")
+        try:
+            raise KeyError(text)
+        except KeyError as error:
+            raise ValueError(f"cannot read {text}") from error
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
         patch.setattr(serving.tokenizer, "encode", explode)
         for call in (serving.stub.Generate, serving.stub.GenerateStream):
-            error = await failure_of(call(text_request("prompt")))
+            error = await failure_of(call(text_request("a prompt")))
             assert error.code() is grpc.StatusCode.INTERNAL
             words = details_of(error).split(" ")
             assert words[:2] == ["internal", "error"]
@@ -176,8 +193,33 @@ async def test_fault_of_ours_shows_only_an_id(
                 r for r in caplog.records if vars(r).get("draftline_fields", {}).get("error_id") == words[2]
             ]
             assert len(logged) == 1
-            assert logged[0].exc_info
+            for formatter in (JsonFormatter(), TextFormatter()):
+                line = formatter.format(logged[0])
+                assert all(word in line for word in ("ValueError", "in explode", "test_rpc_errors.py"))
+        written = "".join(map(TextFormatter().format, caplog.records))
+        assert "a prompt" not in written
     await assert_serves(serving)
+
+
+def test_fault_that_no_call_gets_is_logged_without_its_words(caplog: pytest.LogCaptureFixture) -> None:
+    def explode(text: str) -> None:
+        raise ValueError(f"cannot read {text}")
+
+    class Failing:
+        async def run(self) -> int:
+            asyncio.get_running_loop().call_soon(explode, "a prompt")
+            await asyncio.sleep(0)
+            return 0
+
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        asyncio.run(app._run_to_the_end(Failing()))  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    (line,) = map(TextFormatter().format, caplog.records)
+    assert "in explode" in line
+    assert "ValueError" in line
+    assert "a prompt" not in line
 
 
 async def test_answer_that_cannot_be_sent_is_internal(

@@ -197,6 +197,19 @@ async def test_port_in_use_is_named_before_anything_is_loaded(key: str, host: st
             await Server(config, build).run()
 
 
+async def test_probes_are_answered_beside_any_number_of_idle_connections(serving: RunningServer) -> None:
+    idle = [await asyncio.open_connection("127.0.0.1", serving.server.admin_port) for _ in range(200)]
+    for path in ("/healthz", "/readyz", "/metrics"):
+        assert (await serving.get(path))[0] == 200
+    oldest, newest = idle[0], idle[-1]
+    with suppress(ConnectionError):
+        assert await oldest[0].read() == b"", "it made room"
+    newest[1].write(b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert (await newest[0].read()).startswith(b"HTTP/1.1 200 ")
+    for _, writer in idle:
+        writer.close()
+
+
 async def test_idle_admin_connection_ends_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
     async with running_server() as serving:
         reader, writer = await asyncio.open_connection("127.0.0.1", serving.server.admin_port)

@@ -76,6 +76,18 @@ async def test_queue_of_length_zero_still_fills_the_seats() -> None:
         await asyncio.gather(*calls)
 
 
+async def test_no_more_seats_are_filled_than_a_step_has_places() -> None:
+    config = make_config(max_queue_length=2)
+    inference = config.inference.model_copy(update={"max_batch_size": 1})
+    config = config.model_copy(update={"inference": inference})
+    async with running_server(ScriptedEngine(max_running=1), config=config) as serving:
+        calls = await hold_with(serving, num_requests=3)
+        error = await failure_of(serving.stub.Generate(text_request("x")))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        serving.engine.resume()
+        await asyncio.gather(*calls)
+
+
 async def test_waiting_requests_are_counted_at_once(serving: RunningServer) -> None:
     calls = await hold_with(serving, num_requests=7)
     _, _, metrics = await serving.get("/metrics")

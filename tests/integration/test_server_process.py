@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from safetensors.torch import load_file
 
 from draftline.v1 import inference_pb2 as pb
 from draftline_server.app import EXIT_DRAINED
@@ -23,6 +24,7 @@ MIXED: list[dict[str, Any]] = [
     {"temperature": 1.3, "seed": 2**64 - 1, "repetition_penalty": 1.2, "stop": ["e", "in"]},
     {"temperature": 0.0, "frequency_penalty": 0.7, "min_tokens": 9, "logit_bias": {7: 5.0}},
 ]
+BLOCK_SIZE = 16
 # The operator and the autoscaler read these.
 METRICS = {
     "draftline_requests_running",
@@ -43,22 +45,35 @@ async def test_process_serves_a_pair_and_drains_on_sigterm(zoo: ModelZoo, tmp_pa
         "server": {"max_concurrent_requests": 3, "max_queue_length": 4},
         "speculative_decoding": {"adaptive": False, "fallback_to_standard_decoding": False},
     }
-    async with server_process(
-        tmp_path, target=zoo.target(), draft=zoo.draft("noised"), **sections
-    ) as running:
+    target, draft = zoo.target(), zoo.draft("noised")
+    async with server_process(tmp_path, target=target, draft=draft, **sections) as running:
         await running.wait_for_log("ports opened")
         assert (await running.get("/healthz"))[0] == 200
         await running.wait_for_log("server ready")
         assert await running.get("/readyz") == (200, "ready\n")
+        await assert_memory_plan_is_logged(running, target, draft)
         await assert_speculation_and_load_change_nothing(running)
         await assert_metrics(running)
-        await assert_second_server_is_refused(running, zoo.target(), tmp_path)
+        await assert_second_server_is_refused(running, target, tmp_path)
         await assert_everything_accepted_finishes(running)
         assert await running.process.wait() == EXIT_DRAINED
     assert running.other_lines == []
     assert SECRET not in str(running.log)
     finished = [line for line in running.log if line["message"] == "request finished"]
     assert {line["code"] for line in finished} == {"OK"}
+
+
+async def assert_memory_plan_is_logged(running: ServerProcess, target: Path, draft: Path) -> None:
+    plan = await running.wait_for_log("memory was planned")
+    weights = [load_file(model / "model.safetensors").values() for model in (target, draft)]
+    weight_bytes = [sum(tensor.nbytes for tensor in tensors) for tensors in weights]
+    assert [plan["target_weight_bytes"], plan["draft_weight_bytes"]] == weight_bytes
+    # Keys and values, of two layers, with two heads of 16 numbers of float32.
+    kv_bytes = 2 * 2 * 2 * 16 * 4
+    assert plan["target_kv_bytes_per_token"] == plan["draft_kv_bytes_per_token"] == kv_bytes
+    assert plan["pool_tokens"] == BLOCK_SIZE * (await running.metrics())["draftline_kv_blocks"] > 0
+    assert plan["pool_bytes"] == 2 * kv_bytes * plan["pool_tokens"] < plan["limit_bytes"]
+    assert plan["level"] == "info"
 
 
 async def assert_speculation_and_load_change_nothing(running: ServerProcess) -> None:

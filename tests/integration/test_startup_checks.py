@@ -466,6 +466,7 @@ def test_every_supported_family_passes_as_its_own_draft(zoo: ModelZoo, family: F
     assert facts.kv_bytes_per_token(4) == 2 * 2 * facts.num_kv_heads * facts.head_dim * 4
     expected = (16, None) if family in ("gemma2", "gemma3") else (None, None)
     assert facts.sliding_windows == expected
+    assert facts.has_capped_scores == (family == "gemma2")
 
 
 def test_sliding_windows_of_every_layer_are_facts(tmp_path: Path) -> None:

@@ -48,16 +48,17 @@ def make_engine(
     speculation: Mapping[str, Any] | None = None,
     clock: Clock = time.monotonic,
     pack: bool = True,
+    dtype: torch.dtype = torch.float32,
 ) -> Engine:
-    """An engine in float32 on the CPU. Speculation is fixed-length and never off unless told so."""
+    """An engine on the CPU, weights in `dtype`. Speculation is fixed-length and never off unless told so."""
     tokenizer = Tokenizer.load(target)
-    model = load_model(target, dtype=torch.float32, device=CPU, pack=pack)
+    model = load_model(target, dtype=dtype, device=CPU, pack=pack)
     eos = model.generation_config.eos_token_id if model.generation_config else None
     fixed = {"adaptive": False, "fallback_to_standard_decoding": False, "max_batch_size": 64}
     return assemble_engine(
         EngineInputs(
             target=model,
-            draft=load_model(draft, dtype=torch.float32, device=CPU, pack=pack) if draft else None,
+            draft=load_model(draft, dtype=dtype, device=CPU, pack=pack) if draft else None,
             eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
             decode_plain=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),

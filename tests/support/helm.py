@@ -91,6 +91,11 @@ def template(
     return copy.deepcopy(_rendered(json.dumps(values or {}), flags, release, namespace))
 
 
+def render_text(values: Mapping[str, Any]) -> str:
+    """The same as Helm writes it."""
+    return helm(*_template_command(RELEASE, NAMESPACE), values=values)
+
+
 @functools.cache
 def _rendered(values: str, flags: tuple[str, ...], release: str, namespace: str) -> list[Manifest]:
     text = helm(*_template_command(release, namespace), *flags, values=json.loads(values))

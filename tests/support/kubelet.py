@@ -54,8 +54,10 @@ class Kubelet:
     is_preflight_held: bool = False
     crashing: str | None = None
     """Serving pods of this image crash; None: all become ready."""
-    addresses: dict[str, str] = field(default_factory=dict)
-    """By pod, where it answers; the others have an address where nothing does."""
+    address: str = "127.0.0.1"
+    """Of all pods, where nothing answers unless a test sees to that."""
+    only_on_nodes: bool = False
+    """Whether pods that no node has taken stay as they are."""
 
     async def step(self) -> bool:
         """Whether anything was to be done."""
@@ -81,6 +83,8 @@ class Kubelet:
             await asyncio.sleep(0.1)
 
     def _status(self, pod: Object) -> dict[str, Any] | None:
+        if self.only_on_nodes and "nodeName" not in pod["spec"]:
+            return None
         if pod["metadata"].get("labels", {}).get(COMPONENT_LABEL) == PREFLIGHT:
             return self._of_preflight(pod)
         image = pod["spec"]["containers"][0]["image"]
@@ -101,11 +105,10 @@ class Kubelet:
     def _ready(self, pod: Object) -> dict[str, Any] | None:
         if _is_ready(pod) or pod["status"].get("phase") == "Failed":
             return None
-        address = self.addresses.get(pod["metadata"]["name"], "127.0.0.1")
         return {
             "phase": "Running",
-            "podIP": address,
-            "podIPs": [{"ip": address}],
+            "podIP": self.address,
+            "podIPs": [{"ip": self.address}],
             "conditions": [_condition("Ready", "True"), _condition("ContainersReady", "True")],
             "containerStatuses": [_container(pod, {"running": {"startedAt": _now()}}, is_ready=True)],
         }

@@ -46,8 +46,14 @@ class OperatorProcess:
 
     def writes(self) -> int:
         """That it has made as the leader."""
-        name = "draftline_operator_writes_total{"
-        lines = [line for line in self.fetch("/metrics").splitlines() if line.startswith(name)]
+        return self._total("draftline_operator_writes_total")
+
+    def reconciles(self) -> int:
+        """That have come to an end, good or bad."""
+        return self._total("draftline_operator_reconciles_total")
+
+    def _total(self, metric: str) -> int:
+        lines = [line for line in self.fetch("/metrics").splitlines() if line.startswith(metric + "{")]
         return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)
 
     def stop(self, *, seconds: float = 20.0) -> int:

@@ -52,6 +52,8 @@ class World:
     settings: RenderSettings = SETTINGS
     seconds_ahead: float = 0.0
     """By how much the operator's clock is ahead."""
+    writes: list[tuple[str, str, str]] = field(default_factory=list)
+    """Verb, kind and name of what the last reconcile wrote, also where it was killed."""
 
     # ----------------------------------------------------------------------------------------------- the user
 
@@ -74,6 +76,9 @@ class World:
         change = {"spec": {"replicas": replicas}}
         await self.client.patch(SPECULATIVE_DEPLOYMENT, self.namespace, name, change, subresource="scale")
 
+    async def delete(self, *, name: str = NAME) -> None:
+        await self.client.delete(SPECULATIVE_DEPLOYMENT, self.namespace, name)
+
     async def get(self, kind: Kind, name: str = NAME) -> Object | None:
         return await self.client.get(kind, self.namespace, name)
 
@@ -90,6 +95,13 @@ class World:
         """Status and reason by type."""
         status = await self.status(name)
         return {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", [])}
+
+    async def is_ready(self, name: str = NAME) -> bool:
+        """By a status that is about the spec as it is now."""
+        body = await self.existing(SPECULATIVE_DEPLOYMENT, name)
+        status = body.get("status") or {}
+        ready = [c["status"] for c in status.get("conditions", []) if c["type"] == "Ready"]
+        return ready == ["True"] and status["observedGeneration"] == body["metadata"]["generation"]
 
     async def pods(self, kind: Kind = POD) -> list[Object]:
         return await self.client.list(kind, self.namespace)
@@ -113,18 +125,24 @@ class World:
     ) -> tuple[Outcome, list[tuple[str, str, str]]]:
         """Once; what was written comes with it."""
         cluster = RecordingCluster(self.client, kill_after=kill_after)
+        self.writes = cluster.writes
         outcome = await reconcile(self.namespace, name, self.surroundings(cluster))
         return outcome, cluster.writes
 
-    async def settle(self, *names: str, seconds: float = 20.0) -> None:
-        """Lets operator, controllers and kubelet work until nobody has anything left to do for a while."""
+    async def settle(self, *names: str, seconds: float = 20.0, kill_after: int | None = None) -> None:
+        """Lets operator, controllers and kubelet work until nobody has anything left to do for a while.
+
+        The operator dies after `kill_after` writes, where it makes so many: that raises `Killed`.
+        """
         deadline = time.monotonic() + seconds
         quiet = 0
         while quiet < 4:
             assert time.monotonic() < deadline, "it never came to rest"
             writes = 0
             for name in names or (NAME,):
-                writes += len((await self.reconcile(name))[1])
+                writes += len((await self.reconcile(name, kill_after=kill_after))[1])
+            if kill_after is not None:
+                kill_after -= writes
             has_stepped = await self.kubelet.step()
             is_busy = writes or has_stepped or await self._controllers_are_busy()
             quiet = 0 if is_busy else quiet + 1

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import yaml
+from grpc_health.v1 import health_pb2_grpc
 
 from draftline.v1 import inference_pb2_grpc
 
@@ -30,10 +31,19 @@ class ServerProcess:
         self._channel: grpc.aio.Channel | None = None
 
     @property
-    def stub(self) -> inference_pb2_grpc.InferenceAsyncStub:
+    def channel(self) -> grpc.aio.Channel:
+        """To the gRPC port, which the log has told."""
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.ports['grpc_port']}")
-        return inference_pb2_grpc.InferenceStub(self._channel)
+        return self._channel
+
+    @property
+    def stub(self) -> inference_pb2_grpc.InferenceAsyncStub:
+        return inference_pb2_grpc.InferenceStub(self.channel)
+
+    @property
+    def health_stub(self) -> Any:  # its published stubs have no methods
+        return health_pb2_grpc.HealthStub(self.channel)
 
     async def wait_for_log(self, message: str) -> dict[str, Any]:
         """The first line with this message; fails where the process ends without it."""
@@ -45,11 +55,15 @@ class ServerProcess:
         return lines[0]
 
     async def get(self, path: str) -> tuple[int, str]:
-        """Status and body of a request to the admin port."""
+        """Status and body of a request to the admin port; raises `OSError` where there is no answer."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.ports["admin_port"])
-        writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        writer.close()
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        finally:
+            writer.close()
+        if not head:
+            raise ConnectionResetError("closed without an answer")
         return int(head.split(b" ")[1]), body.decode()
 
     async def metrics(self) -> dict[str, float]:

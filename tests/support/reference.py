@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -63,3 +63,7 @@ class Reference:
         """Logits after the last token of sequences of one length, ``[sequences, vocab]``."""
         logits: Tensor = self.model(torch.tensor([list(s) for s in sequences]), use_cache=False).logits[:, -1]
         return logits.float()
+
+
+ReferenceOf = Callable[[Path], Reference]
+"""The reference of a model directory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from draftline_operator.cluster.interface import Cluster
@@ -16,6 +17,7 @@ from draftline_operator.constants import (
     MANAGED_BY_LABEL,
     NAME_LABEL,
     PREFLIGHT,
+    REVISION_LABEL,
 )
 from draftline_operator.errors import ForbiddenError
 from draftline_operator.models.kinds import (
@@ -91,6 +93,19 @@ async def observe_name(
     """The same with one more object, where it exists."""
     found = await cluster.get(kind, namespace, name)
     return observed if found is None else observed.with_object(kind, found)
+
+
+async def observe_jobs(cluster: Cluster, observed: Observed, namespace: str) -> Observed:
+    """The same with the preflight Jobs as they are now."""
+    return replace(observed, jobs=tuple(await cluster.list(JOB, namespace, labels=selector(PREFLIGHT))))
+
+
+async def observe_checks(cluster: Cluster, observed: Observed, namespace: str, pair_key: str) -> Observed:
+    """The same with the pods of other resources' Jobs of the pair, too."""
+    pods = await cluster.list(POD, namespace, labels=f"{selector(PREFLIGHT)},{REVISION_LABEL}={pair_key}")
+    known = {pod["metadata"]["uid"] for pod in observed.pods}
+    others = (pod for pod in pods if pod["metadata"]["uid"] not in known)
+    return replace(observed, pods=(*observed.pods, *others))
 
 
 async def hash_secrets(cluster: Cluster, namespace: str, names: Iterable[str]) -> dict[str, str | None]:

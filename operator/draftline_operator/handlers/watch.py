@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Any, cast
 
 import kopf
@@ -13,6 +14,8 @@ from draftline_operator.constants import FIELD_MANAGER
 from draftline_operator.handlers.registry import OUR_LABELS, build_registry, watched_children
 from draftline_operator.models.kinds import Kind
 from draftline_operator.services.worker import WorkQueue
+
+_FIRST_WAITS, _LAST_WAIT = (1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0), 21.0
 
 
 async def watch(
@@ -26,7 +29,7 @@ async def watch(
     """Until `stop` is set, or the process is told to end: kopf listens to signals, too."""
     await kopf.operator(
         registry=build_registry(queue, optional_kinds, credentials),
-        settings=_settings(optional_kinds),
+        settings=kopf_settings(optional_kinds),
         # For peers, of which there are none; left out, kopf asks for the user's name: a pod's user has none.
         identity=cast(Any, FIELD_MANAGER),
         standalone=True,
@@ -36,7 +39,8 @@ async def watch(
     )
 
 
-def _settings(optional_kinds: Collection[Kind]) -> kopf.OperatorSettings:
+def kopf_settings(optional_kinds: Collection[Kind]) -> kopf.OperatorSettings:
+    """It watches what is told, and writes nothing."""
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True  # kinds and namespaces are known; watching them needs more rights
     settings.posting.enabled = False
@@ -44,7 +48,20 @@ def _settings(optional_kinds: Collection[Kind]) -> kopf.OperatorSettings:
     settings.watching.server_timeout = 290  # a whole number, as the API wants it
     settings.watching.connect_timeout = 10
     settings.networking.request_timeout = 30
+    settings.networking.error_backoffs = _Backoffs()
     settings.process.ultimate_exiting_timeout = 20
     for address in watched_children(optional_kinds):
         settings.watching.label_selectors[address] = OUR_LABELS
     return settings
+
+
+class _Backoffs:
+    """Waits between the tries of a request, without end.
+
+    After its last wait kopf gives up, and with it the operator of all namespaces, for one watch that is
+    refused: as in a namespace that is gone, with the Role in it. Tried for ever, it goes on when both are
+    there again.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain(_FIRST_WAITS, itertools.repeat(_LAST_WAIT))

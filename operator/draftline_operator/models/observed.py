@@ -31,7 +31,7 @@ class Observed:
     jobs: tuple[Object, ...] = ()
     """Preflight Jobs of the namespace for this pair, and all of this resource."""
     pods: tuple[Object, ...] = ()
-    """Serving pods and those of preflight Jobs, leaving ones too."""
+    """Serving pods and those of preflight Jobs, leaving ones too; of others' Jobs while one is awaited."""
     autoscalers: tuple[Object, ...] = ()
     """All of the namespace: somebody else's may scale what is ours."""
 

@@ -214,7 +214,7 @@ class ServingSpec(Section):
     max_context_length: Annotated[int, Field(ge=2, le=16_777_216)] | None = None
     """Prompt and output together, in tokens; default: as the target was made for."""
     context_overflow: Literal["Reject", "TruncateLeft"] = "Reject"
-    """What happens to a prompt that leaves no room for one token."""
+    """Whether a prompt without room for its output is refused or cut."""
     max_tokens_per_request: Annotated[int, Field(ge=1, le=16_777_216)] = 2048
     """Larger max_tokens are clamped to this."""
     max_batched_tokens: Annotated[int, Field(ge=16, le=1_048_576)] = 2048

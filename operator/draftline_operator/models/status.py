@@ -106,7 +106,7 @@ class SpeculativeDeploymentStatus(Section):
     """Ready, Available, Progressing, Degraded, ModelsVerified, MemoryFits and AutoscalingActive, each with a
     reason."""
     replicas: Count | None = None
-    """Pods that there are, leaving ones not counted."""
+    """Pods that there are, without leaving ones and the surge of a rollout."""
     ready_replicas: Count | None = None
     """Pods that serve."""
     selector: Annotated[str, Field(max_length=1024)] | None = None

@@ -19,6 +19,8 @@ from draftline_operator.planning.pod_faults import find_fault
 RETRY_SECONDS: Final = 300.0
 """After a failure that may pass, such as of a download. Deleting the Job repeats it at once."""
 _LOST_RETRY_SECONDS: Final = 5.0
+PATIENCE_SECONDS: Final = 60.0
+"""With a Job of another resource that does nothing: as long as scheduling and starting usually take."""
 _PASSING: Final = frozenset({"FetchFailed", "PreflightFailed"})
 _MESSAGE_LIMIT: Final = 1024
 
@@ -57,7 +59,7 @@ def decide_gate(
     if record is not None and record.error is None:
         return _verified(pair_key, record, job, is_recorded=True)
     if job is None:
-        return _without_job(pair_key, observed)
+        return _without_job(pair_key, observed, now)
     pods = _pods_of(job, observed.pods)
     result = _result(pods)
     if result is not None and result.error is None:
@@ -73,19 +75,37 @@ def decide_gate(
     )
 
 
+def checks_of_others(pair_key: str, observed: Observed) -> list[Object]:
+    """Jobs of other resources that check the pair and have not ended; none where this one has its own."""
+    if _own_job(observed, pair_key) is not None:
+        return []
+    return [
+        job
+        for job in observed.jobs
+        if job["metadata"]["name"].endswith(preflight_name("", pair_key))
+        if not is_controlled_by(job, observed.uid) and _is_active(job)
+    ]
+
+
+def awaiting(pair_key: str, message: str) -> Gate:
+    """While another resource has the same pair checked: its verdict is awaited."""
+    return Gate(state="running", pair_key=pair_key, reason="PreflightRunning", message=message)
+
+
 def _own_job(observed: Observed, pair_key: str) -> Object | None:
     name = preflight_name(observed.name, pair_key)
     jobs = (job for job in observed.jobs if job["metadata"]["name"] == name)
     return next((job for job in jobs if is_controlled_by(job, observed.uid)), None)
 
 
-def _without_job(pair_key: str, observed: Observed) -> Gate:
-    """Where another resource has the same pair checked at this moment, its verdict is awaited."""
-    for job in observed.jobs:
-        is_same_pair = job["metadata"]["name"].endswith(preflight_name("", pair_key))
-        if is_same_pair and not is_controlled_by(job, observed.uid) and _is_active(job):
-            message = f"Job {job['metadata']['name']} checks the same pair"
-            return Gate(state="running", pair_key=pair_key, reason="PreflightRunning", message=message)
+def _without_job(pair_key: str, observed: Observed, now: datetime.datetime) -> Gate:
+    """A Job of another resource is awaited as long as it gets on, and no longer.
+
+    It may never: no node may fit its pod, or nobody have its image, for reasons that are not the pair's.
+    """
+    for job in checks_of_others(pair_key, observed):
+        if _gets_on(job, observed.pods, now):
+            return awaiting(pair_key, f"Job {job['metadata']['name']} checks the same pair")
     return Gate(
         state="missing",
         pair_key=pair_key,
@@ -179,6 +199,18 @@ def _is_active(job: Object) -> bool:
     return not is_finished and not is_terminating(job)
 
 
+def _gets_on(job: Object, pods: Iterable[Object], now: datetime.datetime) -> bool:
+    age = _seconds_since(job["metadata"].get("creationTimestamp"), now)
+    is_new = age is None or age < PATIENCE_SECONDS
+    return is_new or any(_does_something(pod) for pod in _pods_of(job, pods))
+
+
+def _does_something(pod: Object) -> bool:
+    """Whether it fetches or checks at this moment, or has just come to a verdict."""
+    is_running = any("running" in (status.get("state") or {}) for status in _container_statuses(pod))
+    return is_running or pod.get("status", {}).get("phase") == "Succeeded"
+
+
 def _finished(job: Object, kind: str) -> Mapping[str, Any] | None:
     conditions: list[Mapping[str, Any]] = job.get("status", {}).get("conditions") or []
     return next((c for c in conditions if c.get("type") == kind and c.get("status") == "True"), None)
@@ -186,11 +218,16 @@ def _finished(job: Object, kind: str) -> Mapping[str, Any] | None:
 
 def _seconds_since_end(job: Object, now: datetime.datetime) -> float:
     condition = _finished(job, "Failed") or _finished(job, "Complete") or {}
+    seconds = _seconds_since(condition.get("lastTransitionTime"), now)
+    return seconds if seconds is not None else RETRY_SECONDS
+
+
+def _seconds_since(stamp: Any, now: datetime.datetime) -> float | None:
+    """None where it is no time."""
     try:
-        end = datetime.datetime.fromisoformat(str(condition.get("lastTransitionTime")))
+        return (now - datetime.datetime.fromisoformat(str(stamp))).total_seconds()
     except ValueError:
-        return RETRY_SECONDS
-    return (now - end).total_seconds()
+        return None
 
 
 def _one_line(text: str) -> str:

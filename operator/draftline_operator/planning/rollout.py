@@ -23,6 +23,15 @@ class Rollout:
     """Whether it has exceeded its progress deadline."""
 
     @property
+    def lasting(self) -> int:
+        """Pods without those that a rollout adds for a moment.
+
+        An autoscaler that finds the load within its tolerance asks for as many pods as it is told that there
+        are: told of these, too, it would ask for one more with every rollout.
+        """
+        return min(self.replicas, self.desired)
+
+    @property
     def is_complete(self) -> bool:
         """All pods are of the newest revision and available, and no other is left but leaving ones."""
         return (

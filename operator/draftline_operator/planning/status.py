@@ -11,12 +11,13 @@ from typing import Any, Final
 from draftline_operator.constants import REVISION_LABEL
 from draftline_operator.models.observed import Object, Observed
 from draftline_operator.models.preflight import PreflightModel
-from draftline_operator.models.status import Condition, merge_conditions
+from draftline_operator.models.status import Condition, ConditionType, merge_conditions
 from draftline_operator.planning.gate import Gate
 from draftline_operator.planning.rollout import Rollout
 
 _OF_THE_PAIR: Final = ("pairDigest", "target", "draft", "memoryPlan")
 LIVE_FIGURES: Final = ("acceptanceRate", "queueDepth", "speculationState")
+_TOLD_UNSEEN: Final = (ConditionType.READY, ConditionType.PROGRESSING, ConditionType.DEGRADED)
 
 
 def status_document(
@@ -38,11 +39,24 @@ def status_document(
         "conditions": merge_conditions(
             observed.status.get("conditions") or (), conditions, generation=generation, now=now
         ),
-        "replicas": rollout.replicas if rollout is not None else 0,
+        "replicas": rollout.lasting if rollout is not None else 0,
         "readyReplicas": rollout.ready if rollout is not None else 0,
         "selector": selector,
         **_revision(observed.deployment),
     }
+
+
+def keep_what_was_seen(document: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a look that was refused: it tells what stands in the way, and of all else what was told last.
+
+    Pods serve on, whoever may not see them; an autoscaler must not read that there are none.
+    """
+    before = {condition.get("type"): condition for condition in old.get("conditions") or ()}
+    conditions = [
+        condition if condition["type"] in _TOLD_UNSEEN else before.get(condition["type"], condition)
+        for condition in document["conditions"]
+    ]
+    return {**document, **old, "observedGeneration": document["observedGeneration"], "conditions": conditions}
 
 
 def status_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ RESULT_KEY = "result.json"
 
 
 def render_pair_record(resource: Resource, pair_key: str, result_json: str) -> Manifest:
-    """It goes away with its last owner; each owner has to apply it under a field manager of its own."""
+    """With its first owner; it goes away with its last one."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -28,4 +28,21 @@ def render_pair_record(resource: Resource, pair_key: str, result_json: str) -> M
             "ownerReferences": [owner_reference(resource, is_controller=False)],
         },
         "data": {RESULT_KEY: result_json},
+    }
+
+
+def render_pair_owner(resource: Resource, pair_key: str, *, uid: str) -> Manifest:
+    """One more owner, to be applied by a field manager that owns nothing else.
+
+    `uid` is the record's: one that is gone is not made anew without its verdict.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": pair_record_name(pair_key),
+            "namespace": resource.namespace,
+            "uid": uid,
+            "ownerReferences": [owner_reference(resource, is_controller=False)],
+        },
     }

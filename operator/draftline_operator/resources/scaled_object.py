@@ -13,6 +13,11 @@ from draftline_operator.resources.labels import object_metadata
 from draftline_operator.resources.scaling_behavior import scaling_behavior
 
 _POLLING_SECONDS = 15
+_PAUSED = {"autoscaling.keda.sh/paused": "true"}
+"""Of a resource with 0 replicas, which KEDA would else raise to the least at its next poll.
+
+With `paused-replicas` KEDA would write a number itself, also over the one that ends the pause.
+"""
 
 
 def render_scaled_object(resource: Resource, settings: RenderSettings) -> Manifest:
@@ -21,10 +26,13 @@ def render_scaled_object(resource: Resource, settings: RenderSettings) -> Manife
     assert autoscaling is not None, "without autoscaling there is no autoscaler"
     behavior = scaling_behavior(autoscaling, has_tolerance=settings.has_hpa_tolerance)
     url = f"{settings.metrics_url.rstrip('/')}/queue/{resource.namespace}/{resource.name}"
+    metadata = object_metadata(resource, serving_name(resource.name))
+    if resource.spec.replicas == 0:
+        metadata["annotations"] = dict(_PAUSED)
     return {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
-        "metadata": object_metadata(resource, serving_name(resource.name)),
+        "metadata": metadata,
         "spec": {
             "scaleTargetRef": {
                 "apiVersion": constants.API_VERSION,

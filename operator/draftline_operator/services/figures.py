@@ -26,28 +26,41 @@ async def write_figures(
     """Until it is cancelled."""
     while True:
         await asyncio.sleep(interval)
-        try:
-            lists = [
-                await cluster.list(SPECULATIVE_DEPLOYMENT, scope, is_cached=True)
-                for scope in scopes(namespaces)
-            ]
-            await _write_once(cluster, loads, [body for bodies in lists for body in bodies])
-        except OperatorError as error:
-            log_event(_logger, logging.WARNING, "live figures were not written", error=str(error))
+        for scope in scopes(namespaces):
+            try:
+                bodies = await cluster.list(SPECULATIVE_DEPLOYMENT, scope, is_cached=True)
+            except OperatorError as error:
+                _log(error, scope)
+                continue
+            loads.forget(scope, (key_of(body["metadata"]) for body in bodies))
+            for body in bodies:
+                await _write(cluster, loads, body)
 
 
-async def _write_once(cluster: Cluster, loads: LoadCache, bodies: list[Object]) -> None:
-    loads.forget(key_of(body["metadata"]) for body in bodies)
-    for body in bodies:
-        namespace, name = key_of(body["metadata"])
-        status = body.get("status") or {}
-        if is_terminating(body) or "observedGeneration" not in status:
-            continue
-        change = figures_change(status, loads.figures(namespace, name))
-        if change:
-            await cluster.patch(
-                SPECULATIVE_DEPLOYMENT, namespace, name, {"status": change}, subresource="status"
-            )
+async def _write(cluster: Cluster, loads: LoadCache, body: Object) -> None:
+    """A status that cannot be written is left for the next time: it is one of many."""
+    namespace, name = key_of(body["metadata"])
+    status = body.get("status") or {}
+    if is_terminating(body) or "observedGeneration" not in status:
+        return
+    change = figures_change(status, loads.figures(namespace, name))
+    if not change:
+        return
+    try:
+        await cluster.patch(SPECULATIVE_DEPLOYMENT, namespace, name, {"status": change}, subresource="status")
+    except OperatorError as error:
+        _log(error, namespace, name)
+
+
+def _log(error: OperatorError, namespace: str | None, name: str | None = None) -> None:
+    log_event(
+        _logger,
+        logging.WARNING,
+        "live figures were not written",
+        namespace=namespace,
+        resource=name,
+        error=str(error),
+    )
 
 
 def figures_change(status: dict[str, Any], figures: LiveFigures) -> dict[str, Any]:

@@ -29,7 +29,8 @@ from draftline_operator.services.worker import Key
 
 FRESH_SECONDS: Final = 15.0
 """A pod that has not answered for longer is taken for the average of the others."""
-_LAST_RETRY_SECONDS: Final = 60.0
+_LAST_RETRY_SECONDS: Final = 5.0
+"""Of a pod that does not answer: well below the above, or one that answers again would long stay unknown."""
 
 _logger = logging.getLogger(__name__)
 
@@ -77,27 +78,33 @@ class LoadCache:
         self._pods: dict[str, _Pod] = {}
         self._counters: dict[Key, _Counters] = {}
         self._figures: dict[Key, LiveFigures] = {}
+        self._unlisted: set[str | None] = set()
 
     async def run(self, interval: float) -> None:
         """Until it is cancelled."""
         while True:
             began = self._clock()
-            try:
-                await self.sample()
-            except OperatorError as error:
-                log_event(_logger, logging.WARNING, "pods could not be listed", error=str(error))
+            await self.sample()
             await asyncio.sleep(max(0.0, interval - (self._clock() - began)))
 
     async def sample(self) -> None:
         """Once: lists the pods and asks all that are due."""
-        labels = selector(SERVING)
-        lists = [
-            await self._cluster.list(POD, scope, labels=labels, is_cached=True)
-            for scope in scopes(self._namespaces)
-        ]
-        self._keep([pod for pods in lists for pod in pods])
+        await asyncio.gather(*(self._sample(scope) for scope in scopes(self._namespaces)))
+
+    async def _sample(self, scope: str | None) -> None:
+        """Where pods cannot be listed, what is known of them grows old; those of other namespaces do not."""
+        try:
+            pods = await self._cluster.list(POD, scope, labels=selector(SERVING), is_cached=True)
+        except OperatorError as error:
+            if scope not in self._unlisted:
+                log_event(
+                    _logger, logging.WARNING, "pods could not be listed", namespace=scope, error=str(error)
+                )
+            self._unlisted.add(scope)
+            return
+        self._unlisted.discard(scope)
         now = self._clock()
-        await asyncio.gather(*(self._ask(pod) for pod in self._pods.values() if pod.not_before <= now))
+        await asyncio.gather(*(self._ask(pod) for pod in self._keep(scope, pods) if pod.not_before <= now))
 
     def of(self, namespace: str, name: str) -> ResourceLoad | None:
         """None where no pod has told its load of late: then nobody knows it."""
@@ -123,11 +130,11 @@ class LoadCache:
         self._figures[key] = figures
         return figures
 
-    def forget(self, keys: Iterable[Key]) -> None:
-        """What is kept of resources that are not among these."""
+    def forget(self, scope: str | None, keys: Iterable[Key]) -> None:
+        """What is kept of resources of the namespace, or of all of them, that are not among these."""
         kept = set(keys)
         for kind in (self._counters, self._figures):
-            for key in [key for key in kind if key not in kept]:
+            for key in [key for key in kind if scope in (None, key[0]) and key not in kept]:
                 del kind[key]
 
     async def refresh(self, namespace: str, pods: Iterable[Object]) -> Mapping[str, int | None]:
@@ -144,8 +151,8 @@ class LoadCache:
     def _samples(self, key: Key) -> dict[str, PodSample | None]:
         return {uid: pod.sample for uid, pod in self._pods.items() if pod.key == key}
 
-    def _keep(self, pods: Iterable[Object]) -> None:
-        """What is known of pods that are still there."""
+    def _keep(self, scope: str | None, pods: Iterable[Object]) -> list[_Pod]:
+        """What is known of pods of the scope that are still there; returns that."""
         kept: dict[str, _Pod] = {}
         for pod in filter(_is_asked, pods):
             metadata: dict[str, Any] = pod["metadata"]
@@ -153,7 +160,9 @@ class LoadCache:
             key = metadata["namespace"], metadata["labels"].get(INSTANCE_LABEL, "")
             kept[uid] = self._pods.get(uid) or _Pod(key, address)
             kept[uid].address = address
-        self._pods = kept
+        others = {uid: pod for uid, pod in self._pods.items() if scope not in (None, pod.key[0])}
+        self._pods = others | kept
+        return list(kept.values())
 
     async def _ask(self, pod: _Pod) -> None:
         try:

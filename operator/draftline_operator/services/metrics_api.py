@@ -124,6 +124,8 @@ class MetricsApi:
         before = self._state
         try:
             self._state = await self._refresh(runner, listener)
+        except ssl.SSLError as error:  # of the Secret or of the API server, as somebody has written it
+            self._state = MetricsApiState("unavailable", f"a certificate cannot be used: {error}")
         except (OperatorError, ValueError) as error:
             self._state = MetricsApiState("unavailable", str(error))
         if self._state != before:
@@ -181,7 +183,8 @@ class MetricsApi:
         certificate: ServingCertificate,
     ) -> None:
         """Takes new connections under a new certificate; nobody is turned away, for the socket stays open."""
-        site = web.SockSite(runner, listener.dup(), ssl_context=server_context(certificate, proxy))
+        context = server_context(certificate, proxy)
+        site = web.SockSite(runner, listener.dup(), ssl_context=context)
         if self._site is not None:
             await self._site.stop()
         await site.start()

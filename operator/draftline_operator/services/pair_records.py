@@ -13,7 +13,7 @@ from draftline_operator.models.observed import Object
 from draftline_operator.models.preflight import PreflightResult, parse_result
 from draftline_operator.models.resource import Resource
 from draftline_operator.planning.gate import Gate
-from draftline_operator.resources.pair_record import RESULT_KEY, render_pair_record
+from draftline_operator.resources.pair_record import RESULT_KEY, render_pair_owner, render_pair_record
 
 
 async def find_record(cluster: Cluster, namespace: str, pair_key: str) -> Object | None:
@@ -36,20 +36,29 @@ def read_record(record: Object | None) -> PreflightResult | None:
 async def keep_record(cluster: Cluster, resource: Resource, gate: Gate, record: Object | None) -> bool:
     """Writes an open gate's verdict where it is missing, or lacks this resource as an owner.
 
-    Each resource is an owner by a field manager of its own: none of them takes another one's place away.
+    The first owner creates it. Each further one is added by a field manager of its own that owns nothing
+    else: none takes another's place away, and the manager goes with the owner that the garbage collector
+    takes out.
     """
     if not gate.is_open or gate.result is None:
         return False
-    owners = (record["metadata"].get("ownerReferences") or ()) if record is not None else ()
-    if gate.is_recorded and any(owner.get("uid") == resource.uid for owner in owners):
+    if record is None:
+        await cluster.create(render_pair_record(resource, gate.pair_key, _text(gate.result)))
+        return True
+    if not gate.is_recorded:  # somebody has spoiled it
+        change = {"data": {RESULT_KEY: _text(gate.result)}}
+        await cluster.patch(CONFIG_MAP, resource.namespace, record["metadata"]["name"], change)
+        return True
+    owners = record["metadata"].get("ownerReferences") or ()
+    if any(owner.get("uid") == resource.uid for owner in owners):
         return False
-    if gate.is_recorded and record is not None:
-        text = record["data"][RESULT_KEY]
-    else:
-        text = json.dumps(gate.result.model_dump(by_alias=True, exclude_none=True), sort_keys=True)
-    manifest = render_pair_record(resource, gate.pair_key, text)
+    manifest = render_pair_owner(resource, gate.pair_key, uid=record["metadata"]["uid"])
     await cluster.apply(manifest, field_manager=f"{FIELD_MANAGER}-{resource.uid}")
     return True
+
+
+def _text(result: PreflightResult) -> str:
+    return json.dumps(result.model_dump(by_alias=True, exclude_none=True), sort_keys=True)
 
 
 class PairClaims:

@@ -12,18 +12,21 @@ import datetime
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from draftline_operator.cluster.interface import Cluster
 from draftline_operator.cluster.observe import (
     accelerator_memory,
     hash_secrets,
     observe,
+    observe_checks,
+    observe_jobs,
     observe_name,
     selector,
 )
 from draftline_operator.constants import SERVING
 from draftline_operator.errors import (
+    ConflictError,
     ForbiddenError,
     InvalidSpecError,
     NameConflictError,
@@ -48,11 +51,11 @@ from draftline_operator.planning.api_service_ownership import MetricsApiState
 from draftline_operator.planning.autoscaling import autoscaling_condition
 from draftline_operator.planning.changes import changes_of, check_names, keep_selector, keys_of, superfluous
 from draftline_operator.planning.conditions import Problem, Situation, decide_conditions
-from draftline_operator.planning.gate import Gate, decide_gate
+from draftline_operator.planning.gate import Gate, awaiting, checks_of_others, decide_gate
 from draftline_operator.planning.pod_faults import find_fault
 from draftline_operator.planning.replicas import replicas_to_fill_in, wanted_replicas
 from draftline_operator.planning.rollout import read_rollout
-from draftline_operator.planning.status import status_change, status_document
+from draftline_operator.planning.status import keep_what_was_seen, status_change, status_document
 from draftline_operator.resources.pair import pair_key
 from draftline_operator.services.children import render_preflight, render_surroundings, render_workload
 from draftline_operator.services.pair_records import PairClaims, find_record, keep_record, read_record
@@ -119,6 +122,7 @@ class _Reconcile:
         self._name: str = body["metadata"]["name"]
         status = body.get("status") or {}
         self._observed = Observed(uid=body["metadata"]["uid"], name=self._name, status=status)
+        self._has_observed = False
         self._gate: Gate | None = None
         self._problem: Problem | None = None
         self._warning: Problem | None = None
@@ -129,6 +133,7 @@ class _Reconcile:
         try:
             kinds = self._around.optional_kinds()
             self._observed = await observe(self._cluster, self._body, optional_kinds=kinds)
+            self._has_observed = True
             await self._follow(self._read_resource())
         except (InvalidSpecError, NameConflictError, ForbiddenError, RejectedError) as error:
             reason, seconds = _PROBLEMS[type(error)]
@@ -144,7 +149,7 @@ class _Reconcile:
         self._wanted = wanted_replicas(resource.spec, self._live_replicas())
         key = pair_key(resource, self._settings)
         record = await find_record(self._cluster, self._namespace, key)
-        gate = self._decide_gate(key, record)
+        gate = await self._decide_gate(key, record)
         secrets_hash = await self._hash_secrets(resource)
         pods = [] if self._is_held else await self._render_pods(resource, gate, secrets_hash)
         desired = [*render_surroundings(resource, self._settings), *pods]
@@ -175,12 +180,27 @@ class _Reconcile:
             annotations=metadata.get("annotations") or {},
         )
 
-    def _decide_gate(self, key: str, record: Object | None) -> Gate:
-        now = self._around.now()
-        self._gate = gate = decide_gate(key, record=read_record(record), observed=self._observed, now=now)
-        if gate.retry_after is not None:
+    async def _decide_gate(self, key: str, record: Object | None) -> Gate:
+        """Whoever is to make the Job of a pair first sees to it that nobody else does."""
+        gate = await self._judge(key, record)
+        if gate.state == "missing":
+            if self._around.claims.take(self._namespace, key, self._name):
+                # Its last holder may have made one since the Jobs were listed.
+                self._observed = await observe_jobs(self._cluster, self._observed, self._namespace)
+                gate = await self._judge(key, record)
+            else:
+                gate = awaiting(key, "another resource is about to check the same pair")
+                self._look_again(_SOON_SECONDS)
+        if gate.retry_after is not None and not gate.is_repeat_due:
             self._look_again(max(_SOON_SECONDS, gate.retry_after))
+        self._gate = gate
         return gate
+
+    async def _judge(self, key: str, record: Object | None) -> Gate:
+        if checks_of_others(key, self._observed):
+            self._observed = await observe_checks(self._cluster, self._observed, self._namespace, key)
+        now = self._around.now()
+        return decide_gate(key, record=read_record(record), observed=self._observed, now=now)
 
     async def _hash_secrets(self, resource: Resource) -> str | None:
         """Of all that the resource names; one that is missing holds whatever would need it."""
@@ -215,11 +235,6 @@ class _Reconcile:
             return []
         if gate.state == "running" and gate.job is None:  # another resource's
             self._look_again(_OTHERS_JOB_SECONDS)
-            return []
-        if gate.state == "missing" and not self._around.claims.take(
-            self._namespace, gate.pair_key, self._name
-        ):
-            self._look_again(_SOON_SECONDS)
             return []
         memory = await self._accelerator_memory(resource) if gate.state == "missing" else None
         return render_preflight(resource, self._settings, accelerator_memory_bytes=memory)
@@ -278,18 +293,31 @@ class _Reconcile:
             self._wanted,
             pods=self._observed.serving_pods,
             loads=self._around.loads,
+            is_still_wanted=self._is_current,
             sleep=self._around.sleep,
         )
-        if scaled is not None:
-            self._observed = self._observed.with_object(DEPLOYMENT, scaled)
+        if scaled is None:
+            self._look_again(0.0)
+            return
+        self._observed = self._observed.with_object(DEPLOYMENT, scaled)
         self._log("scaled", DEPLOYMENT, self._name, replicas=self._wanted)
+
+    async def _is_current(self) -> bool:
+        """Whether the resource still says what this pass is about."""
+        current = await self._cluster.get(SPECULATIVE_DEPLOYMENT, self._namespace, self._name)
+        read = self._body["metadata"]
+        return current is not None and all(
+            current["metadata"][key] == read[key] for key in ("uid", "generation")
+        )
 
     async def _clean_up(self, desired: Sequence[Manifest], gate: Gate) -> None:
         for deletion in superfluous(desired, self._observed, gate):
-            if self._is_held and deletion.kind in (CONFIG_MAP, JOB):
+            if self._is_held and deletion.kind == CONFIG_MAP:  # what the pods will read is not rendered
                 continue
             await self._cluster.delete(deletion.kind, self._namespace, deletion.name, uid=deletion.uid)
             self._log("deleted a child", deletion.kind, deletion.name)
+            if deletion.kind == JOB and gate.is_repeat_due:
+                self._look_again(_SOON_SECONDS)
 
     # ----------------------------------------------------------------------------------------------- telling
 
@@ -321,14 +349,24 @@ class _Reconcile:
             selector=selector(SERVING, name=self._name),
             now=self._around.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
+        if not self._has_observed:
+            document = keep_what_was_seen(document, self._observed.status)
         if change := status_change(self._observed.status, document):
+            await self._write_status(change)
+
+    async def _write_status(self, change: Mapping[str, Any]) -> None:
+        """Only into what was read: a namesake that was made since, or a newer spec, is looked at first."""
+        version = self._body["metadata"]["resourceVersion"]
+        try:
             await self._cluster.patch(
                 SPECULATIVE_DEPLOYMENT,
                 self._namespace,
                 self._name,
-                {"status": change},
+                {"metadata": {"resourceVersion": version}, "status": change},
                 subresource="status",
             )
+        except ConflictError:
+            self._look_again(0.0)
 
     def _look_again(self, seconds: float | None) -> None:
         """The soonest of all wishes counts."""

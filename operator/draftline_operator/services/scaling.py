@@ -29,9 +29,14 @@ async def scale(
     *,
     pods: list[Object],
     loads: Loads,
+    is_still_wanted: Callable[[], Awaitable[bool]],
     sleep: Callable[[float], Awaitable[None]],
 ) -> Object | None:
-    """Returns the Deployment as it is then. Before fewer pods are asked for, all of them get their cost."""
+    """Returns the Deployment as it is then; None where it is gone, or fewer pods are no longer wanted.
+
+    Before fewer pods are asked for, all of them get their cost. That takes seconds in which an autoscaler may
+    ask for more again: so the last look at what is wanted comes after it.
+    """
     namespace, name = deployment["metadata"]["namespace"], deployment["metadata"]["name"]
     surplus = deployment["spec"].get("replicas", 1) - replicas
     if surplus > 0:
@@ -41,4 +46,6 @@ async def scale(
             await cluster.patch(POD, namespace, pod, change)
         if costs:
             await sleep(COST_SETTLES_SECONDS)
+        if not await is_still_wanted():
+            return None
     return await cluster.patch(DEPLOYMENT, namespace, name, {"spec": {"replicas": replicas}})

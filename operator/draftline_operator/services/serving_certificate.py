@@ -7,13 +7,13 @@ itself and its predecessor: the API server trusts both until every replica has r
 from __future__ import annotations
 
 import base64
-import binascii
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -82,7 +82,7 @@ def read_certificate(secret: Object) -> ServingCertificate | None:
         public_key = serialization.load_pem_private_key(private_key, password=None).public_key()
         is_pair = x509.load_pem_x509_certificate(certificate).public_key() == public_key
         is_trusted = certificate in bundle and len(x509.load_pem_x509_certificates(bundle)) > 0
-    except (KeyError, TypeError, ValueError, binascii.Error):
+    except (KeyError, TypeError, ValueError, UnsupportedAlgorithm):
         return None
     return ServingCertificate(certificate, private_key, bundle) if is_pair and is_trusted else None
 
@@ -90,9 +90,17 @@ def read_certificate(secret: Object) -> ServingCertificate | None:
 def is_due(certificate: ServingCertificate, dns_names: Sequence[str], now: datetime.datetime) -> bool:
     """Whether it expires soon, is not valid yet, or is for other names."""
     parsed = x509.load_pem_x509_certificate(certificate.certificate)
-    names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     is_current = parsed.not_valid_before_utc <= now < parsed.not_valid_after_utc - RENEWED_BEFORE
-    return not is_current or names.get_values_for_type(x509.DNSName) != list(dns_names)
+    return not is_current or _dns_names(parsed) != list(dns_names)
+
+
+def _dns_names(certificate: x509.Certificate) -> list[str]:
+    """None at all where it does not say them in a way that can be read: then it is not of our making."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+        return []
+    return names.get_values_for_type(x509.DNSName)
 
 
 async def ensure_certificate(

@@ -13,7 +13,9 @@ from draftline_server.core.generation import GenerationRequest
 from draftline_server.core.sampling_params import SamplingParams, SpeculationParams, check_token_id
 from draftline_server.errors import InvalidRequestError
 
-MAX_PRIORITY = 2**31 - 1
+# Shares of the context that a cut prompt leaves for output: at most, and where nobody says how much.
+MAX_OUTPUT_SHARE = 1 / 2
+DEFAULT_OUTPUT_SHARE = 1 / 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ def admit(
     if min(prompt_token_ids) < 0 or max(prompt_token_ids) >= limits.vocab_size:
         for index, token_id in enumerate(prompt_token_ids):
             check_token_id(f"{prompt_field}[{index}]", token_id, limits.vocab_size)
-    prompt = _fit_prompt(prompt_token_ids, limits, prompt_field)
+    prompt = _fit_prompt(prompt_token_ids, sampling.max_tokens, limits, prompt_field)
     room = limits.max_context_length - len(prompt)
     max_tokens = min(sampling.max_tokens or room, limits.max_tokens_per_request, room)
     return GenerationRequest(
@@ -72,15 +74,27 @@ def admit(
     )
 
 
-def _fit_prompt(prompt: Sequence[int], limits: RequestLimits, prompt_field: str) -> tuple[int, ...]:
-    """The prompt, cut from the left so that at least one token can be generated."""
-    longest = limits.max_context_length - 1
-    if len(prompt) <= longest:
-        return tuple(prompt)
-    if limits.context_overflow == "reject":
+def _fit_prompt(
+    prompt: Sequence[int], max_tokens: int | None, limits: RequestLimits, prompt_field: str
+) -> tuple[int, ...]:
+    """The prompt, cut from the left where the server does that; else there must be room for one token."""
+    context = limits.max_context_length
+    if limits.context_overflow == "truncate_left":
+        return tuple(prompt[-(context - _output_room(max_tokens, limits)) :])
+    if len(prompt) >= context:
         raise InvalidRequestError(
             prompt_field,
-            f"the prompt has {len(prompt)} tokens, at most {longest} fit "
-            f"the context of {limits.max_context_length} with room for one more",
+            f"the prompt has {len(prompt)} tokens, at most {context - 1} fit "
+            f"the context of {context} with room for one more",
         )
-    return tuple(prompt[-longest:])
+    return tuple(prompt)
+
+
+def _output_room(max_tokens: int | None, limits: RequestLimits) -> int:
+    """Tokens that a prompt must leave, where it is cut for its output.
+
+    At most a share of the context: a max_tokens that means "as many as possible" must not cost the prompt.
+    """
+    context = limits.max_context_length
+    wanted = DEFAULT_OUTPUT_SHARE * context if max_tokens is None else max_tokens
+    return max(1, int(min(wanted, limits.max_tokens_per_request, MAX_OUTPUT_SHARE * context)))

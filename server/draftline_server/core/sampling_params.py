@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 
 from draftline_server.errors import InvalidRequestError
@@ -50,6 +50,7 @@ class SamplingParams:
 
     def validate(self, vocab_size: int) -> None:
         """Raises `InvalidRequestError` naming the first field that is out of its bounds."""
+        check_counts(stop=self.stop, stop_token_ids=self.stop_token_ids, logit_bias=self.logit_bias)
         _check_range("temperature", self.temperature, 0.0, 100.0)
         _check_range("top_p", self.top_p, 0.0, 1.0, low_is_open=True)
         _check_range("top_k", self.top_k, -1, 2**63 - 1)
@@ -70,8 +71,6 @@ class SamplingParams:
         self._validate_logit_bias(vocab_size)
 
     def _validate_stops(self, vocab_size: int) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            _refuse("stop", f"{len(self.stop)} strings, at most {MAX_STOP_STRINGS} are allowed")
         for index, stop in enumerate(self.stop):
             if not stop:
                 _refuse(f"stop[{index}]", "must not be empty")
@@ -80,14 +79,10 @@ class SamplingParams:
                     f"stop[{index}]",
                     f"{len(stop)} characters, at most {MAX_STOP_STRING_LENGTH} are allowed",
                 )
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            _refuse("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} are allowed")
         for index, token_id in enumerate(self.stop_token_ids):
             check_token_id(f"sampling.stop_token_ids[{index}]", token_id, vocab_size)
 
     def _validate_logit_bias(self, vocab_size: int) -> None:
-        if len(self.logit_bias) > MAX_LOGIT_BIASES:
-            _refuse("logit_bias", f"at most {MAX_LOGIT_BIASES} entries are allowed")
         for token_id, bias in self.logit_bias.items():
             check_token_id("sampling.logit_bias", token_id, vocab_size)
             _check_range(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
@@ -116,6 +111,16 @@ class SpeculationParams:
                 )
         if len(set(self.methods)) != len(self.methods):
             _refuse("speculation.methods", "names a method twice")
+
+
+def check_counts(*, stop: Sized, stop_token_ids: Sized, logit_bias: Sized) -> None:
+    """Raises `InvalidRequestError` where one of these has too many entries, without looking at any."""
+    if len(stop) > MAX_STOP_STRINGS:
+        _refuse("stop", f"{len(stop)} strings, at most {MAX_STOP_STRINGS} are allowed")
+    if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        _refuse("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} are allowed")
+    if len(logit_bias) > MAX_LOGIT_BIASES:
+        _refuse("logit_bias", f"at most {MAX_LOGIT_BIASES} entries are allowed")
 
 
 def check_token_id(path: str, token_id: int, vocab_size: int) -> None:

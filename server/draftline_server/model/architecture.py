@@ -85,6 +85,8 @@ class ModelFacts:
     max_position_embeddings: int
     sliding_windows: tuple[int | None, ...]
     """Per layer; None is full attention."""
+    has_capped_scores: bool = False
+    """Whether attention caps its scores softly, which takes memory of its own."""
     num_parameters: int
     """Tied weights count once."""
     has_tied_head: bool
@@ -172,6 +174,7 @@ def describe(
         vocab_size=config.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
         sliding_windows=_sliding_windows(config),
+        has_capped_scores=getattr(config, "attn_logit_softcapping", None) is not None,
         num_parameters=skeleton.num_parameters,
         has_tied_head=bool(skeleton.tied),
         checkpoint_dtype=checkpoint_dtype,

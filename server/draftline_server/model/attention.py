@@ -32,6 +32,8 @@ MAX_BATCHED_QUERY_LENGTH = 32
 # A batch holds sequences whose cache is at most this many times as long as its shortest one's.
 MAX_LENGTH_RATIO = 2
 MIN_BUCKET_LENGTH = 64
+# Queries whose scores are computed at once where they are capped: these are held for all heads and tokens.
+MAX_CAPPED_QUERIES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +269,29 @@ def _attend(
         return functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, scale=scaling, enable_gqa=True
         )
-    num_groups = queries.shape[1] // keys.shape[1]
-    keys = keys.repeat_interleave(num_groups, dim=1)
-    values = values.repeat_interleave(num_groups, dim=1)
-    scores = queries @ keys.transpose(-1, -2) * scaling
-    scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~mask, float("-inf"))
-    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(queries.dtype) @ values
+    num_rows = max(1, MAX_CAPPED_QUERIES // queries.shape[0])
+    slices = [slice(start, start + num_rows) for start in range(0, queries.shape[2], num_rows)]
+    return torch.cat(
+        [
+            _attend_capped(queries[:, :, rows], keys, values, mask[:, :, rows], scaling, softcap)
+            for rows in slices
+        ],
+        dim=2,
+    )
+
+
+def _attend_capped(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float
+) -> Tensor:
+    """As `_attend`; besides the scores it holds their softmax, both in float32 at most."""
+    batch_size, num_kv_heads = keys.shape[:2]
+    # The queries that share keys one below the other, so that no key is copied.
+    grouped = queries.reshape(batch_size, num_kv_heads, -1, queries.shape[-1])
+    scores = grouped @ keys.transpose(-1, -2)
+    scores.mul_(scaling).div_(softcap).tanh_().mul_(softcap)
+    scores.view(*queries.shape[:-1], -1).masked_fill_(~mask, float("-inf"))
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(queries.dtype)
+    return (weights @ values).view(queries.shape)
 
 
 def register() -> None:

@@ -129,9 +129,11 @@ class FusedLinear:
         if self._input is not x:
             self._input = x
             self._outputs = self.linear(x).split(self._sizes, dim=-1)
+        output = self._outputs[index]
         if index == len(self._sizes) - 1:
-            self._input = None
-        return self._outputs[index]
+            # Kept until the next step, they would add up over all layers.
+            self._input, self._outputs = None, ()
+        return output
 
 
 class FusedPart(nn.Module):

@@ -19,6 +19,7 @@ from draftline_server.config import Config
 from draftline_server.core.byte_size import format_bytes
 from draftline_server.errors import MemoryShortageError
 from draftline_server.model.architecture import ModelFacts
+from draftline_server.model.attention import MAX_CAPPED_QUERIES
 
 CPU_POOL_SHARE = 10
 _CPU_POOL_BYTES = 4 * 2**30
@@ -152,7 +153,7 @@ def compute_memory_plan(
         draft=_model_memory(draft) if draft else None,
         extra_weight_bytes=extra_weight_bytes,
         logits_bytes=_logits_bytes(config, vocab_size=max(model.facts.vocab_size for model in models)),
-        activation_bytes=max(_activation_bytes(config, model.facts) for model in models),
+        activation_bytes=max(_activation_bytes(config, model.facts, max_context_length) for model in models),
         process_bytes=_CPU_PROCESS_BYTES if budget.is_cpu else 0,
         block_size=config.inference.block_size,
         num_blocks=0,
@@ -203,14 +204,23 @@ def _logits_bytes(config: Config, *, vocab_size: int) -> int:
     return rows * vocab_size * 4 * _LOGITS_COPIES
 
 
-def _activation_bytes(config: Config, facts: ModelFacts) -> int:
+def _activation_bytes(config: Config, facts: ModelFacts, max_context_length: int) -> int:
     """The peak inside one layer at a full token budget: residual, attention and MLP, each with copies.
 
     Counted in float32, which norms and softmax compute in whatever the dtype.
     """
     attention_width = (2 * facts.num_attention_heads + 2 * facts.num_kv_heads) * facts.head_dim
     width = 6 * facts.hidden_size + 2 * attention_width + 3 * facts.intermediate_size
-    return config.inference.max_batched_tokens * width * 4
+    layer_bytes = config.inference.max_batched_tokens * width * 4
+    return layer_bytes + _score_bytes(config, facts, max_context_length)
+
+
+def _score_bytes(config: Config, facts: ModelFacts, max_context_length: int) -> int:
+    """Capped scores and their softmax; others are never held as a whole."""
+    if not facts.has_capped_scores:
+        return 0
+    num_queries = max(MAX_CAPPED_QUERIES, config.max_running)
+    return 2 * num_queries * facts.num_attention_heads * max_context_length * 4
 
 
 def _choose_pool_bytes(config: Config, plan: MemoryPlan) -> int:

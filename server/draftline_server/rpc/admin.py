@@ -68,6 +68,7 @@ class AdminServer:
         task = asyncio.current_task()
         assert task is not None, "asyncio runs this as a task"
         self._connections[task] = writer
+        self._make_room()
         try:
             writer.write(await self._answer(reader))
             await writer.drain()
@@ -79,9 +80,17 @@ class AdminServer:
                 await writer.wait_closed()
             del self._connections[task]
 
+    def _make_room(self) -> None:
+        """Ends the oldest connection where there are too many.
+
+        Who has something to ask does so at once, so the oldest is one that does not: however many of them
+        there are, a probe is answered.
+        """
+        still_open = [writer for writer in self._connections.values() if not writer.is_closing()]
+        if len(still_open) > _MAX_CONNECTIONS:
+            still_open[0].transport.abort()
+
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
-        if len(self._connections) > _MAX_CONNECTIONS:
-            return _encode(Response(HTTPStatus.SERVICE_UNAVAILABLE, b"too many connections\n"))
         try:
             async with asyncio.timeout(_READ_TIMEOUT_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")

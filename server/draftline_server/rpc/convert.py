@@ -13,7 +13,7 @@ from draftline_server.core.generation import (
     SpeculationStats,
     TokenLogprobs,
 )
-from draftline_server.core.sampling_params import SamplingParams, SpeculationParams
+from draftline_server.core.sampling_params import SamplingParams, SpeculationParams, check_counts
 from draftline_server.core.served_pair import ModelDescription
 from draftline_server.errors import InvalidRequestError
 from draftline_server.frontend import (
@@ -39,7 +39,10 @@ _OPTIONAL = tuple(f.name for f in fields(SamplingParams) if f.name not in _REPEA
 
 
 def call_from_pb(request: pb.GenerateRequest, request_id: str) -> GenerationCall:
-    """A request as a call; raises `InvalidRequestError` where it has no input."""
+    """A request as a call; raises `InvalidRequestError` where it has no input or too much of something.
+
+    This runs on the event loop and before a place in the queue is taken, so nothing here may take long.
+    """
     return GenerationCall(
         request_id=request_id,
         prompt=prompt_from_pb(request),
@@ -66,7 +69,8 @@ def prompt_from_pb(request: pb.GenerateRequest | pb.TokenizeRequest) -> PromptIn
 
 
 def sampling_from_pb(message: pb.SamplingParams) -> SamplingParams:
-    """Unset fields get the defaults of `SamplingParams`."""
+    """Unset fields get the defaults of `SamplingParams`; raises `InvalidRequestError` for too much."""
+    check_counts(stop=message.stop, stop_token_ids=message.stop_token_ids, logit_bias=message.logit_bias)
     given: dict[str, Any] = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
     return SamplingParams(
         stop=tuple(message.stop),

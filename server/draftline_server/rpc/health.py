@@ -9,10 +9,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from grpc_health.v1 import health, health_pb2
-
 from draftline_server.errors import UnavailableError
 from draftline_server.log import log_event
+from draftline_server.rpc.health_servicer import HealthServicer
 from draftline_server.runner_thread import RETRY_AFTER_SECONDS, EngineHealth, EngineThread
 
 _POLL_SECONDS = 0.5
@@ -21,13 +20,12 @@ _logger = logging.getLogger(__name__)
 
 
 class ServingHealth:
-    """Reads the engine's health, adds draining, tells the gRPC health service."""
+    """Reads the engine's health, adds draining, tells the gRPC health service. Nothing here waits."""
 
     def __init__(self, engine_thread: EngineThread, *, services: Sequence[str]) -> None:
         """`services` are the names to report; "" is the server as a whole."""
         self._engine_thread = engine_thread
-        self._services = services
-        self.servicer = health.aio.HealthServicer()
+        self.servicer = HealthServicer(services)
         self.is_draining = False
         self._last_health: EngineHealth | None = None
 
@@ -49,19 +47,14 @@ class ServingHealth:
     async def start_draining(self) -> None:
         """Not ready from now on, for good."""
         self.is_draining = True
-        await self.servicer.enter_graceful_shutdown()
+        await self.refresh()
 
     async def refresh(self) -> None:
         """Looks now and tells the gRPC health service."""
         health_now = self._engine_thread.health
         if health_now is not self._last_health:
             self._note(health_now)
-        serving, not_serving = (
-            health_pb2.HealthCheckResponse.SERVING,
-            health_pb2.HealthCheckResponse.NOT_SERVING,
-        )
-        for service in self._services:
-            await self.servicer.set(service, serving if self.is_ready else not_serving)
+        self.servicer.set_serving(is_serving=self.is_ready)
 
     async def watch(self) -> None:
         """Refreshes until cancelled."""

@@ -7,6 +7,7 @@ exception's text. Where authentication comes one day, it becomes another interce
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -19,13 +20,18 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
+Parse = Callable[[bytes, Context], Awaitable[Message]]
+Record = Callable[[str, Context], AbstractAsyncContextManager[object]]
+"""Spans a call of the method with that name; see `Calls.record`."""
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Ends every call of one service with a code of ours; other services pass through."""
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, *, record: Record) -> None:
+        """`record` is for calls that never reach their method, which records all others."""
         self._prefix = f"/{service}/"
+        self._record = record
 
     async def intercept_service(
         self,
@@ -37,20 +43,32 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         method = await continuation(handler_call_details)
         if method is None or not handler_call_details.method.startswith(self._prefix):
             return method
+        name = handler_call_details.method.removeprefix(self._prefix)
+        parse = self._parser(name, method.request_deserializer)  # type: ignore[arg-type]
         if method.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                _streaming(method.unary_stream, method.request_deserializer),  # type: ignore[arg-type]
+                _streaming(method.unary_stream, parse),  # type: ignore[arg-type]
                 response_serializer=method.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            _unary(method.unary_unary, method.request_deserializer)  # type: ignore[arg-type]
+            _unary(method.unary_unary, parse)  # type: ignore[arg-type]
         )
 
+    def _parser(self, name: str, deserialize: Callable[[bytes], Message]) -> Parse:
+        async def parse(raw: bytes, context: Context) -> Message:
+            try:
+                return deserialize(raw)
+            except DecodeError as error:
+                async with self._record(name, context):
+                    raise InvalidRequestError("(message)", "is not a valid message of this method") from error
 
-def _unary(behaviour: Behaviour, parse: Callable[[bytes], Message]) -> Behaviour:
+        return parse
+
+
+def _unary(behaviour: Behaviour, parse: Parse) -> Behaviour:
     async def respond(raw: bytes, context: Context) -> bytes:
         try:
-            response: Message = await behaviour(_parse(parse, raw), context)
+            response: Message = await behaviour(await parse(raw, context), context)
             return response.SerializeToString()
         except Exception as error:
             await _abort(error, context)
@@ -58,21 +76,14 @@ def _unary(behaviour: Behaviour, parse: Callable[[bytes], Message]) -> Behaviour
     return respond
 
 
-def _streaming(behaviour: Behaviour, parse: Callable[[bytes], Message]) -> Behaviour:
+def _streaming(behaviour: Behaviour, parse: Parse) -> Behaviour:
     async def stream(raw: bytes, context: Context) -> None:
         try:
-            await behaviour(_parse(parse, raw), context)
+            await behaviour(await parse(raw, context), context)
         except Exception as error:
             await _abort(error, context)
 
     return stream
-
-
-def _parse(parse: Callable[[bytes], Message], raw: bytes) -> Message:
-    try:
-        return parse(raw)
-    except DecodeError as error:
-        raise InvalidRequestError("(message)", "is not a valid message of this method") from error
 
 
 async def _abort(error: Exception, context: Context) -> NoReturn:

@@ -9,6 +9,7 @@ from grpc_reflection.v1alpha import reflection
 from draftline.v1 import inference_pb2_grpc
 from draftline_server.config import ServerConfig
 from draftline_server.errors import ResourceError
+from draftline_server.rpc.calls import Calls
 from draftline_server.rpc.health import ServingHealth
 from draftline_server.rpc.interceptors import StatusInterceptor
 from draftline_server.rpc.ports import address_of, check_free
@@ -24,10 +25,11 @@ _AGE_GRACE_MARGIN_SECONDS = 30
 
 
 def build_server(
-    config: ServerConfig, *, servicer: InferenceServicer, serving_health: ServingHealth
+    config: ServerConfig, *, servicer: InferenceServicer, serving_health: ServingHealth, calls: Calls
 ) -> grpc.aio.Server:
     """A server with the API, health and reflection, not started and without a port."""
-    server = grpc.aio.server(interceptors=[StatusInterceptor(SERVICE_NAME)], options=_options(config))
+    interceptor = StatusInterceptor(SERVICE_NAME, record=calls.record)
+    server = grpc.aio.server(interceptors=[interceptor], options=_options(config))
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(serving_health.servicer, server)
     reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

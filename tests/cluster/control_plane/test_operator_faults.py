@@ -293,7 +293,7 @@ async def test_a_missing_metric_is_told_and_replicas_stay(world: World) -> None:
 
 
 async def test_a_right_that_is_missing_is_a_condition_and_no_hot_loop(
-    world: World, control_plane: LocalCluster
+    world: World, local_control_plane: LocalCluster
 ) -> None:
     """All rights but that on Services."""
     user = f"system:serviceaccount:{world.namespace}:operator"
@@ -323,8 +323,8 @@ async def test_a_right_that_is_missing_is_a_condition_and_no_hot_loop(
         "subjects": [subject],
         "roleRef": reference,
     }
-    control_plane.apply(role, binding, namespace=world.namespace)
-    configuration = await load_configuration(str(control_plane.kubeconfig_for(user)))
+    local_control_plane.apply(role, binding, namespace=world.namespace)
+    configuration = await load_configuration(str(local_control_plane.kubeconfig_for(user)))
     await world.create()
     async with ClusterClient(configuration) as limited:
         outcome = await reconcile(world.namespace, NAME, world.surroundings(limited))

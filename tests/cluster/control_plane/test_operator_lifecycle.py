@@ -19,6 +19,7 @@ from draftline_operator.models.kinds import (
 )
 from draftline_operator.models.names import headless_service_name
 from support.kubelet import DIGEST
+from support.made_objects import made_objects
 from support.operator_world import NAME, World
 from support.speculative_deployments import PAIR
 
@@ -75,6 +76,44 @@ async def test_a_second_look_writes_nothing(world: World) -> None:
         after["metadata"]["annotations"]["deployment.kubernetes.io/revision"]
         == before["metadata"]["annotations"]["deployment.kubernetes.io/revision"]
     )
+
+
+SPELLINGS: list[dict[str, Any]] = [
+    {
+        "serving": {"kvCacheMemory": memory},
+        "accelerator": {"memory": accelerator},
+        "modelCache": {"emptyDir": {"sizeLimit": memory}},
+        "podTemplate": {
+            "resources": {
+                "requests": {"cpu": cpu, "memory": memory},
+                "limits": {"cpu": cpu, "memory": memory},
+            },
+            "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": memory}}],
+        },
+    }
+    for cpu, memory, accelerator in [
+        ("1", "1536Mi", "80Gi"),
+        ("1000m", "1.5Gi", "81920Mi"),
+        (1, "1610612736", 85899345920),
+        (1.0, "1610612736000m", "85899345920"),
+        ("1.0", "1572864Ki", "80.0Gi"),
+    ]
+]
+
+
+async def test_another_spelling_of_the_same_quantities_changes_nothing(world: World) -> None:
+    source = {"model": {"uri": "hf://org/target", "revision": "a" * 40}}
+    await world.create({"target": source, **SPELLINGS[0]})
+    await world.settle()
+    before = await made_objects(world)
+    for spelling in [*SPELLINGS[1:], SPELLINGS[0]]:
+        await world.change(spelling)
+        _, writes = await world.reconcile()
+        assert writes == [("patch/status", "SpeculativeDeployment", NAME)], "it was seen, and that is all"
+        for _ in range(10):
+            _, writes = await world.reconcile()
+            assert writes == []
+    assert await made_objects(world) == before
 
 
 async def test_everything_but_pods_is_there_after_one_look(world: World) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from draftline_operator.cluster.client import ClusterClient
 from draftline_operator.models.kinds import DEPLOYMENT, SERVICE, SPECULATIVE_DEPLOYMENT
 from support.installed_operator import installed_operator
+from support.kube.cluster import Cluster
 from support.kube.local import LocalCluster
+from support.kubelet import Kubelet
+from support.made_objects import made_objects
 from support.operator_process import running_operator
 from support.operator_world import NAME, World
 from support.release import CRD, release_of
@@ -21,25 +25,18 @@ OTHERS = ("summary", "translation")
 AUTOSCALED: dict[str, Any] = {**PAIR, "autoscaling": {"minReplicas": 2, "maxReplicas": 5}}
 
 
-@pytest.fixture
-async def kubelet_runs(world: World) -> AsyncIterator[None]:
-    """Until the namespace is gone."""
-    async with world.kubelet.running():
-        yield
-
-
 async def is_ready(world: World, name: str = NAME) -> bool:
     return (await world.conditions(name)).get("Ready", ("", ""))[0] == "True"
 
 
-async def delete_namespace(world: World, cluster: LocalCluster, *, seconds: int = 60) -> None:
+async def delete_namespace(world: World, cluster: Cluster, *, seconds: int = 60) -> None:
     """Raises where it is still there after so long."""
     command = ("delete", "namespace", world.namespace, f"--timeout={seconds}s")
     await asyncio.to_thread(cluster.kubectl, *command)
 
 
 async def test_a_namespace_goes_with_its_resources_while_no_operator_runs(
-    world: World, control_plane: LocalCluster
+    world: World, control_plane: Cluster
 ) -> None:
     await world.create(AUTOSCALED)
     await world.settle()
@@ -48,7 +45,7 @@ async def test_a_namespace_goes_with_its_resources_while_no_operator_runs(
 
 @pytest.mark.usefixtures("kubelet_runs")
 async def test_a_namespace_goes_with_its_resources_and_the_operators_lease(
-    world: World, control_plane: LocalCluster, tmp_path: Path
+    world: World, control_plane: Cluster, tmp_path: Path
 ) -> None:
     with running_operator(control_plane.kubeconfig, world.namespace, tmp_path / "log"):
         for name in (NAME, *OTHERS):
@@ -60,7 +57,7 @@ async def test_a_namespace_goes_with_its_resources_and_the_operators_lease(
 
 @pytest.mark.usefixtures("kubelet_runs")
 async def test_a_namespace_goes_while_resources_are_being_brought_up(
-    world: World, control_plane: LocalCluster, tmp_path: Path
+    world: World, control_plane: Cluster, tmp_path: Path
 ) -> None:
     with running_operator(control_plane.kubeconfig, world.namespace, tmp_path / "log") as operator:
         await asyncio.to_thread(operator.wait_for, "became the leader")
@@ -72,8 +69,9 @@ async def test_a_namespace_goes_while_resources_are_being_brought_up(
 
 @pytest.mark.usefixtures("kubelet_runs")
 async def test_what_an_uninstalled_release_leaves_serves_on_and_is_taken_up_by_the_next(
-    world: World, control_plane: LocalCluster, tmp_path: Path
+    world: World, local_control_plane: LocalCluster, tmp_path: Path
 ) -> None:
+    control_plane = local_control_plane
     values = {"autoscaling": {"provider": "none"}}
 
     def start(release: Any, name: str) -> Any:
@@ -116,3 +114,28 @@ def _exists(world: World, kind: Any) -> Callable[[], Any]:
         return await world.get(kind) is not None
 
     return exists
+
+
+async def test_a_resource_named_like_the_operator_takes_nothing_of_it(
+    local_control_plane: LocalCluster, client: ClusterClient, tmp_path: Path
+) -> None:
+    with release_of(local_control_plane) as release:
+        release.install({"autoscaling": {"provider": "none"}})
+        world = World(client, release.namespace, Kubelet(client, release.namespace))
+        before = await made_objects(world)
+        assert f"{DEPLOYMENT} {release.name}" in before
+        with installed_operator(local_control_plane, release, tmp_path / "log"):
+            await world.create(AUTOSCALED, name=release.name)
+
+            async def is_told() -> bool:
+                return (await world.conditions(release.name)).get("Ready") == ("False", "NameConflict")
+
+            await world.until(is_told, seconds=30)
+            await world.delete(name=release.name)
+
+            async def is_as_before() -> bool:
+                return await made_objects(world) == before
+
+            await world.until(is_as_before, seconds=30)
+            await asyncio.sleep(3)  # whatever was to be collected would be
+            assert await is_as_before()

@@ -93,7 +93,7 @@ def crd_of_another_project(kind: Kind) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def bare_cluster(needs_cluster: None) -> Iterator[LocalCluster]:
+def bare_cluster(starts_clusters: None) -> Iterator[LocalCluster]:
     """One of its own: kinds of other projects are installed, and the API server reads metrics from us."""
     with local_cluster(Options(node=False)) as cluster:
         crds = [crd_of_another_project(kind) for kind in (SERVICE_MONITOR, SCALED_OBJECT)]
@@ -136,7 +136,9 @@ class Life:
         ):
             await self._until_there(SCALED_OBJECT)
             await self._until_gone(HORIZONTAL_POD_AUTOSCALER, NETWORK_POLICY, SERVICE_MONITOR)
-        async with self.operator("third"):
+        where = ("--namespace", self.release.namespace)
+        await asyncio.to_thread(self.cluster.kubectl, "delete", "lease", self.release.name, *where)
+        async with self.operator("third"):  # which makes a new one
             await self._until_there(HORIZONTAL_POD_AUTOSCALER, NETWORK_POLICY, SERVICE_MONITOR)
             await self._until_gone(SCALED_OBJECT)
             await self.world.client.delete(SPECULATIVE_DEPLOYMENT, self.world.namespace, NAME)

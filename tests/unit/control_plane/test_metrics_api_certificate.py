@@ -7,7 +7,9 @@ import datetime
 
 import pytest
 from cryptography import x509
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from draftline_operator.errors import ClusterError
 from draftline_operator.services.serving_certificate import (
@@ -113,6 +115,66 @@ async def test_a_key_that_does_not_belong_to_the_certificate_is_noticed() -> Non
     await ensure(store)
     foreign = issue_certificate(NAMES, NOW).private_key
     store.objects[KEY]["data"]["tls.key"] = base64.b64encode(foreign).decode()
+    assert read_certificate(store.objects[KEY]) is None
+
+
+def encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def certificate_of_somebody(builder: x509.CertificateBuilder) -> dict[str, str]:
+    """Data of a Secret, in order but for what the builder leaves out."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAMES[0])])
+    made = (
+        builder.subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(NOW - DAY)
+        .not_valid_after(NOW + LIFETIME)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+    private_key = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return {"tls.crt": encoded(made), "tls.key": encoded(private_key), "ca.crt": encoded(made)}
+
+
+GARBLED = x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, b"\xff")
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [
+        pytest.param(x509.CertificateBuilder(), id="names-nobody"),
+        pytest.param(x509.CertificateBuilder().add_extension(GARBLED, critical=False), id="garbled-names"),
+    ],
+)
+async def test_a_certificate_that_does_not_say_its_names_is_replaced(
+    builder: x509.CertificateBuilder,
+) -> None:
+    store = ObjectStore([{**EMPTY, "data": certificate_of_somebody(builder)}])
+    made = await ensure(store)
+    parsed = x509.load_pem_x509_certificate(made.certificate)
+    names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == list(NAMES)
+    assert read_certificate(store.objects[KEY]) == made
+
+
+@pytest.mark.parametrize("part", ["tls.crt", "tls.key"])
+async def test_a_key_of_an_unknown_kind_is_noticed(part: str) -> None:
+    store = ObjectStore([EMPTY])
+    await ensure(store)
+    label = "CERTIFICATE" if part == "tls.crt" else "PRIVATE KEY"
+    text = base64.b64decode(store.objects[KEY]["data"][part]).decode()
+    der = base64.b64decode("".join(text.splitlines()[1:-1]))
+    known, unknown = bytes.fromhex("06082a8648ce3d030107"), bytes.fromhex("06082a8648ce3d030106")
+    assert known in der
+    foreign = base64.encodebytes(der.replace(known, unknown)).decode()
+    spoiled = f"-----BEGIN {label}-----\n{foreign}-----END {label}-----\n"
+    store.objects[KEY]["data"][part] = encoded(spoiled.encode())
     assert read_certificate(store.objects[KEY]) is None
 
 

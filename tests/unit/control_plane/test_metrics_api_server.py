@@ -409,6 +409,41 @@ async def test_new_authorities_of_the_api_server_are_followed(world: World, tmp_
         await world.get(PATH, client=old, X_Remote_User=HPA)
 
 
+async def test_an_authority_that_cannot_be_read_is_told_and_ends_nothing(world: World) -> None:
+    whole = world.store.objects["ConfigMap", "kube-system", "extension-apiserver-authentication"]
+    spoiled = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+    world.store.put({**whole, "data": {**whole["data"], "requestheader-client-ca-file": spoiled}})
+    await until(lambda: world.api.state().status == "unavailable")
+    assert "certificate cannot be used" in world.api.state().detail
+    assert await world.get("/healthz") == (200, "ok\n"), "what it had goes on"
+    world.store.put(whole)
+    await until(lambda: world.api.state().status == "ok")
+
+
+async def test_a_certificate_of_somebody_that_names_nobody_is_replaced(world: World) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name("metrics-api.draftline.svc")
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = (
+        builder.serial_number(1)
+        .not_valid_before(now)
+        .not_valid_after(now + LIFETIME)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    theirs = {"tls.crt": made, "tls.key": private, "ca.crt": made}
+    data = {part: base64.b64encode(content).decode() for part, content in theirs.items()}
+    world.store.put({**_secret(), "data": data})
+    await until(lambda: world.store.objects[SECRET]["data"] != data)
+    await until(lambda: world.api.state().status == "ok")
+    world.set_load(waiting=7, running=32)
+    assert (await world.ask())[0] == 200
+
+
 async def test_somebody_elses_apiservice_is_shown_and_never_touched(world: World) -> None:
     theirs = world.store.put(_api_service(API_SERVICES[0], namespace="monitoring"))
     await until(lambda: world.api.state().status == "conflict")

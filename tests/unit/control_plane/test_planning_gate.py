@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import datetime
+from typing import Any
 
 import pytest
 
 from draftline_operator.models.observed import Object
 from draftline_operator.models.preflight import PreflightResult, parse_result
-from draftline_operator.planning.gate import RETRY_SECONDS, Gate, decide_gate
+from draftline_operator.planning.gate import (
+    PATIENCE_SECONDS,
+    RETRY_SECONDS,
+    Gate,
+    checks_of_others,
+    decide_gate,
+)
 from support.observations import KEY, NOW, observed, preflight_job, preflight_pod, result_message
 
 FAULT = {"reason": "PairMismatch", "message": "tokenizers\ndiffer"}
@@ -118,3 +125,64 @@ def test_another_resources_job_of_the_same_pair_is_awaited() -> None:
 )
 def test_another_resources_job_is_awaited_only_while_it_checks_this_pair(job: Object) -> None:
     assert decide(job=job).state == "missing"
+
+
+def others_check(*, seconds: float) -> Object:
+    """Another resource's Job, made so long ago."""
+    made = datetime.datetime.fromisoformat(NOW) - datetime.timedelta(seconds=seconds)
+    job = preflight_job(owner="other")
+    job["metadata"]["creationTimestamp"] = made.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return job
+
+
+def unfinished_pod(job: Object, **status: Any) -> Object:
+    pod = preflight_pod(job, None)
+    pod["status"] = {"phase": "Pending", **status}
+    return pod
+
+
+STARTED = {"state": {"running": {"startedAt": NOW}}}
+NOT_STARTED = {"state": {"waiting": {"reason": "ImagePullBackOff"}}}
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        pytest.param({}, id="fits-no-node"),
+        pytest.param({"containerStatuses": [{"name": "preflight", **NOT_STARTED}]}, id="no-image"),
+        pytest.param({"phase": "Failed"}, id="failed-and-to-be-repeated"),
+    ],
+)
+def test_another_resources_job_that_does_not_get_on_is_not_awaited_for_long(status: dict[str, Any]) -> None:
+    new, old = others_check(seconds=PATIENCE_SECONDS - 1), others_check(seconds=PATIENCE_SECONDS)
+    assert decide(unfinished_pod(new, **status), job=new).state == "running"
+    assert decide(unfinished_pod(old, **status), job=old).state == "missing"
+    assert decide(job=old).state == "missing", "no pod at all"
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        pytest.param({"initContainerStatuses": [{"name": "fetch-target", **STARTED}]}, id="fetching"),
+        pytest.param({"containerStatuses": [{"name": "preflight", **STARTED}]}, id="checking"),
+        pytest.param({"phase": "Succeeded"}, id="with-a-verdict-about-to-be-kept"),
+    ],
+)
+def test_another_resources_job_is_awaited_for_as_long_as_it_gets_on(status: dict[str, Any]) -> None:
+    job = others_check(seconds=4 * 3600)
+    assert decide(unfinished_pod(job, **status), job=job).state == "running"
+
+
+def test_one_check_of_several_that_gets_on_is_enough() -> None:
+    stuck, going = others_check(seconds=4000), preflight_job(owner="third")
+    going["metadata"]["creationTimestamp"] = NOW
+    seen = observed(jobs=(stuck, going))
+    gate = decide_gate(KEY, record=None, observed=seen, now=datetime.datetime.fromisoformat(NOW))
+    assert "third-preflight" in gate.message
+
+
+def test_only_unfinished_checks_of_others_are_looked_into() -> None:
+    other, own = preflight_job(owner="other"), preflight_job()
+    assert checks_of_others(KEY, observed(jobs=(other,))) == [other]
+    assert checks_of_others(KEY, observed(jobs=(other, own))) == [], "its own is what counts"
+    assert checks_of_others(KEY, observed(jobs=(preflight_job(owner="other", state="Failed"),))) == []

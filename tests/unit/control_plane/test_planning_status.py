@@ -14,7 +14,12 @@ from draftline_operator.models.preflight import PreflightResult
 from draftline_operator.models.status import Condition, ConditionType, SpeculativeDeploymentStatus
 from draftline_operator.planning.gate import Gate
 from draftline_operator.planning.rollout import read_rollout
-from draftline_operator.planning.status import merge_patch, status_change, status_document
+from draftline_operator.planning.status import (
+    keep_what_was_seen,
+    merge_patch,
+    status_change,
+    status_document,
+)
 from draftline_operator.services.figures import figures_change
 from support.observations import KEY, NAME, NOW, deployment, observed
 
@@ -84,6 +89,47 @@ def test_what_is_known_of_the_old_pair_stays_while_a_new_one_is_checked() -> Non
 def test_the_same_status_is_no_change() -> None:
     written = document(gate=verified())
     assert status_change({**written, "queueDepth": 4}, document(old=written, gate=verified())) == {}
+
+
+@pytest.mark.parametrize(
+    ("total", "told"),
+    [
+        pytest.param(4, 3, id="surge-of-a-rollout"),
+        pytest.param(5, 3, id="scale-in-not-done-yet"),
+        pytest.param(1, 1, id="pods-not-made-yet"),
+    ],
+)
+def test_it_never_tells_an_autoscaler_of_more_pods_than_were_asked_for(total: int, told: int) -> None:
+    live = deployment(replicas=3, total=total)
+    written = status_document(
+        observed=observed(named={(DEPLOYMENT, NAME): live}),
+        generation=3,
+        conditions=[],
+        gate=None,
+        rollout=read_rollout(live),
+        selector="a=b",
+        now=NOW,
+    )
+    assert written["replicas"] == told
+
+
+def test_of_a_look_that_was_refused_it_tells_what_stands_in_the_way_and_keeps_all_else() -> None:
+    def told(generation: int, reason: str, *, pods: int) -> dict[str, Any]:
+        types = ("Ready", "Available", "Progressing", "Degraded", "ModelsVerified")
+        conditions = [{"type": kind, "reason": reason, "observedGeneration": generation} for kind in types]
+        return {"observedGeneration": generation, "conditions": conditions, "replicas": pods}
+
+    before = {**told(3, "AsSeen", pods=2), "currentRevision": KEY}
+    kept = keep_what_was_seen(told(4, "Forbidden", pods=0), before)
+    assert (kept["observedGeneration"], kept["replicas"], kept["currentRevision"]) == (4, 2, KEY)
+    assert {condition["type"]: condition["reason"] for condition in kept["conditions"]} == {
+        "Ready": "Forbidden",
+        "Available": "AsSeen",
+        "Progressing": "Forbidden",
+        "Degraded": "Forbidden",
+        "ModelsVerified": "AsSeen",
+    }
+    assert keep_what_was_seen(told(1, "Forbidden", pods=0), {}) == told(1, "Forbidden", pods=0)
 
 
 @pytest.mark.parametrize(

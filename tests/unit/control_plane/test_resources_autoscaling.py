@@ -98,6 +98,16 @@ def test_the_tolerance_is_for_clusters_that_know_it_and_the_users_own_goes_first
     assert spec_of(given, WITH_TOLERANCE)["behavior"]["scaleDown"]["tolerance"] == "750m"
 
 
+def test_zero_replicas_pause_keda_which_would_else_raise_them() -> None:
+    def annotations(replicas: int | None) -> dict[str, str]:
+        rendered = render_scaled_object(resource(changed(SCALED, replicas=replicas)), SETTINGS)
+        found: dict[str, str] = rendered["metadata"].get("annotations", {})
+        return found
+
+    assert annotations(0) == {"autoscaling.keda.sh/paused": "true"}
+    assert annotations(2) == annotations(None) == {}
+
+
 def test_keda_scales_the_same_by_the_same_totals() -> None:
     hpa = spec_of(FULL, WITH_TOLERANCE)
     keda = render_scaled_object(resource(FULL), WITH_TOLERANCE)["spec"]

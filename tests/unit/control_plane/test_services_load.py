@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,10 +11,11 @@ from aiohttp import web
 
 from draftline_operator.cluster.interface import Cluster
 from draftline_operator.cluster.pods import SCRAPE_TIMEOUT_SECONDS, PodScraper, read_sample
-from draftline_operator.errors import ClusterError
+from draftline_operator.errors import ClusterError, ForbiddenError
 from draftline_operator.metrics import OperatorMetrics
+from draftline_operator.models.kinds import Kind
 from draftline_operator.models.observed import Object
-from draftline_operator.services.load import LoadCache
+from draftline_operator.services.load import FRESH_SECONDS, LoadCache
 from support.observations import serving_pod
 
 PAGE = """\
@@ -71,13 +72,16 @@ async def pods() -> AsyncIterator[Pods]:
 
 
 class PodList:
-    """The one call that the cache makes of a cluster."""
+    """The one call that the cache makes of a cluster; nobody may list the namespaces that are `refused`."""
 
     def __init__(self, *pods: Object) -> None:
         self.pods = list(pods)
+        self.refused: set[str] = set()
 
-    async def list(self, *_: Any, **__: Any) -> list[Object]:
-        return self.pods
+    async def list(self, kind: Kind, namespace: str | None, **_: Any) -> list[Object]:
+        if namespace in self.refused:
+            raise ForbiddenError(f"pods of {namespace} may not be listed")
+        return [pod for pod in self.pods if namespace in (None, pod["metadata"]["namespace"])]
 
 
 class Clock:
@@ -93,10 +97,18 @@ async def scraper(pods: Pods) -> AsyncIterator[PodScraper]:
         yield opened
 
 
-def cache(scraper: PodScraper, *listed: Object, clock: Clock | None = None) -> LoadCache:
-    source: Any = PodList(*listed)
+def cache(
+    scraper: PodScraper,
+    *pods: Object,
+    clock: Clock | None = None,
+    listed: PodList | None = None,
+    namespaces: Sequence[str] = (),
+) -> LoadCache:
+    source: Any = listed or PodList(*pods)
     cluster: Cluster = source
-    return LoadCache(cluster, scraper, namespaces=(), clock=clock or Clock(), metrics=OperatorMetrics())
+    return LoadCache(
+        cluster, scraper, namespaces=namespaces, clock=clock or Clock(), metrics=OperatorMetrics()
+    )
 
 
 def test_a_page_of_metrics_is_read_over_all_proposers() -> None:
@@ -153,6 +165,40 @@ async def test_a_pod_that_fails_is_asked_ever_more_seldom(scraper: PodScraper, p
     assert loads.of("models", "chat") is None
 
 
+async def test_a_pod_that_answers_again_is_soon_known_again(pods: Pods) -> None:
+    clock = Clock()
+    async with PodScraper(clock, port=pods.port) as scraper:
+        loads = cache(scraper, serving_pod("a"), clock=clock)
+        pods.page = None
+        for _ in range(20):
+            await loads.sample()
+            clock.now += 60.0
+        await loads.sample()
+        pods.page = PAGE
+        clock.now += FRESH_SECONDS / 2
+        await loads.sample()
+        assert loads.of("models", "chat") is not None
+
+
+async def test_a_namespace_that_is_gone_leaves_the_loads_of_others_alone(pods: Pods) -> None:
+    clock = Clock()
+    listed = PodList(serving_pod("a"), serving_pod("b", metadata={"namespace": "gone"}))
+    async with PodScraper(clock, port=pods.port) as scraper:
+        loads = cache(scraper, clock=clock, listed=listed, namespaces=("gone", "models"))
+        await loads.sample()
+        assert loads.of("gone", "chat") is not None
+        listed.refused = {"gone"}
+        clock.now += FRESH_SECONDS + 1
+        await loads.sample()
+        load = loads.of("models", "chat")
+        assert load is not None
+        assert (load.running, load.sampled_at) == (3, clock.now)
+        assert loads.of("gone", "chat") is None
+        listed.refused = set()
+        await loads.sample()
+        assert loads.of("gone", "chat") is not None
+
+
 async def test_a_load_that_was_seen_too_long_ago_is_not_known(scraper: PodScraper, pods: Pods) -> None:
     clock = Clock()
     loads = cache(scraper, serving_pod("a"), clock=clock)
@@ -186,3 +232,24 @@ async def test_acceptance_is_told_since_the_last_time(scraper: PodScraper, pods:
     second = loads.figures("models", "chat")
     assert (second.acceptance_rate, second.speculation_state) == (0.0, "Off")
     assert loads.figures("models", "chat") == second, "without new tokens it stays"
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "rate"),
+    [
+        pytest.param("other", 0.0, id="another-namespace"),
+        pytest.param("models", 0.38, id="its-namespace"),
+        pytest.param(None, 0.38, id="all"),
+    ],
+)
+async def test_of_a_namespace_that_was_not_listed_nothing_is_forgotten(
+    scraper: PodScraper, pods: Pods, forgotten: str | None, rate: float
+) -> None:
+    loads = cache(scraper, serving_pod("a"))
+    await loads.sample()
+    loads.figures("models", "chat")
+    loads.forget(forgotten, [])
+    drafted = 'draft_tokens_total{proposer="ngram"}'
+    pods.page = PAGE.replace(f"{drafted} 100.0", f"{drafted} 500.0")
+    await loads.sample()
+    assert loads.figures("models", "chat").acceptance_rate == rate

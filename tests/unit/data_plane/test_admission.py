@@ -17,6 +17,7 @@ CONTEXT = 20
 def admit_prompt(
     prompt: list[int],
     *,
+    context: int = CONTEXT,
     overflow: Literal["reject", "truncate_left"] = "reject",
     max_tokens_per_request: int = 8,
     speculation: SpeculationParams | None = None,
@@ -29,7 +30,7 @@ def admit_prompt(
         speculation=speculation or SpeculationParams(),
         limits=RequestLimits(
             vocab_size=100,
-            max_context_length=CONTEXT,
+            max_context_length=context,
             max_tokens_per_request=max_tokens_per_request,
             context_overflow=overflow,
             methods=("ngram",),
@@ -79,12 +80,45 @@ def test_a_prompt_without_room_for_one_token_is_refused_with_both_numbers(length
     assert str(CONTEXT) in caught.value.reason
 
 
-@pytest.mark.parametrize("length", [CONTEXT - 1, CONTEXT, 50])
-def test_or_is_cut_from_the_left_where_the_server_says_so_and_tells(length: int) -> None:
-    request = admit_prompt(list(range(length)), overflow="truncate_left")
-    assert request.prompt_token_ids == tuple(range(length))[-(CONTEXT - 1) :]
-    assert request.num_truncated_prompt_tokens == length - (CONTEXT - 1)
-    assert request.sampling.max_tokens == 1
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "server_limit", "kept", "admitted"),
+    [
+        pytest.param(50, 3, 2048, 17, 3, id="room-for-all-that-is-asked-for"),
+        pytest.param(CONTEXT - 1, 3, 2048, 17, 3, id="also-beside-what-would-have-fit-alone"),
+        pytest.param(17, 3, 2048, 17, 3, id="nothing-to-cut"),
+        pytest.param(50, 10, 2048, 10, 10, id="half-the-context"),
+        pytest.param(50, 15, 2048, 10, 10, id="at-most-half-the-context"),
+        pytest.param(50, 2**63 - 1, 2048, 10, 10, id="as-many-as-possible"),
+        pytest.param(3, 2**63 - 1, 2048, 3, 17, id="as-many-as-possible-after-a-short-prompt"),
+        pytest.param(50, 15, 8, 12, 8, id="no-more-than-the-server-gives"),
+        pytest.param(50, None, 2048, 15, 5, id="a-quarter-where-none-is-asked-for"),
+        pytest.param(15, None, 2048, 15, 5, id="a-quarter-is-free"),
+        pytest.param(50, None, 2, 18, 2, id="a-quarter-is-more-than-the-server-gives"),
+    ],
+)
+def test_or_is_cut_from_the_left_where_the_server_says_so_and_tells(
+    length: int, max_tokens: int | None, server_limit: int, kept: int, admitted: int
+) -> None:
+    request = admit_prompt(
+        list(range(length)),
+        overflow="truncate_left",
+        max_tokens=max_tokens,
+        max_tokens_per_request=server_limit,
+    )
+    assert request.prompt_token_ids == tuple(range(length - kept, length))
+    assert request.num_truncated_prompt_tokens == length - kept
+    assert request.sampling.max_tokens == admitted
+
+
+@pytest.mark.parametrize("context", range(2, 10))
+@pytest.mark.parametrize("max_tokens", [None, 1, 4, 9, 100])
+def test_a_cut_leaves_something_of_the_prompt_and_room_for_something(
+    context: int, max_tokens: int | None
+) -> None:
+    request = admit_prompt([1] * 50, context=context, overflow="truncate_left", max_tokens=max_tokens)
+    assert request.sampling.max_tokens is not None
+    assert min(len(request.prompt_token_ids), request.sampling.max_tokens) >= 1
+    assert len(request.prompt_token_ids) + request.sampling.max_tokens == context
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from draftline_server.model.attention import (
     MAX_BATCHED_QUERY_LENGTH,
+    MAX_CAPPED_QUERIES,
     PagedContext,
     SequenceSpan,
     build_context,
@@ -38,6 +42,8 @@ MIXTURES = {
     "second-chunk": [(40, 73)],
     "all-together": [(1, 30), (40, 60), (5, 44), (1, 1), (33, 33), (3, 130)],
     "exactly-full-blocks": [(1, 8), (4, 16), (8, 8)],
+    "long-prompts": [(130, 150), (1, 9), (300, 300)],
+    "many-queries-in-a-batch": [(32, 40), (31, 33), (30, 30), (32, 60), (29, 44)],
 }
 
 
@@ -292,6 +298,30 @@ def test_what_the_kernels_cannot_do_is_left_to_torch(
     heads: int, kv_heads: int, dim: int, dtype: torch.dtype
 ) -> None:
     assert usable_kernels(make_cache(kv_heads=kv_heads, dim=dim, dtype=dtype), num_heads=heads) is None
+
+
+class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the size of the largest tensor that any operation gives."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.num_elements = max([self.num_elements, *(tensor.numel() for tensor in tensors)])
+        return result
+
+
+@pytest.mark.parametrize(
+    "lengths", [[(500, 600)], [(MAX_BATCHED_QUERY_LENGTH, 70)] * 8], ids=["prompt", "batch"]
+)
+def test_capped_scores_are_held_for_a_bounded_number_of_queries(lengths: list[tuple[int, int]]) -> None:
+    heads, longest = 8, max(kv_length for _, kv_length in lengths)
+    packed = pack(lengths, heads=heads, with_kernels=False)
+    with _Largest() as largest:  # type: ignore[no-untyped-call]
+        packed.attend(window=None, softcap=1.5, scaling=None)
+    blocks = -(-longest // BLOCK_SIZE)
+    assert largest.num_elements <= MAX_CAPPED_QUERIES * heads * blocks * BLOCK_SIZE
 
 
 def test_sequences_of_one_shape_share_a_group_that_copies_no_query() -> None:

@@ -112,6 +112,14 @@ def test_delta_becomes_a_chunk() -> None:
 def test_what_repeats_without_end_is_refused_without_looking_at_all_of_it() -> None:
     with pytest.raises(InvalidRequestError, match=r"^chat\.messages: 5000 messages, at most 4096 "):
         convert.prompt_from_pb(pb.GenerateRequest(chat=pb.ChatMessages(messages=[pb.ChatMessage()] * 5000)))
+    for name, value in (
+        ("stop", ["x"] * 1_000_000),
+        ("stop_token_ids", [1] * 1_000_000),
+        ("logit_bias", dict.fromkeys(range(100_000), 1.0)),
+    ):
+        sampling = pb.SamplingParams(**{name: value})  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match=rf"^sampling\.{name}: .*at most "):
+            convert.call_from_pb(pb.GenerateRequest(text="x", sampling=sampling), "id")
     methods = [pb.SPECULATION_METHOD_NGRAM] * 1_000_000
     speculation = convert.speculation_from_pb(pb.SpeculationParams(methods=methods))
     with pytest.raises(InvalidRequestError, match=r"^speculation\.methods: names a method twice$"):

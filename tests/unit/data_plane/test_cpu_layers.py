@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftline_server.model import cpu_kernels
 from draftline_server.model.cpu_decoder_layer import KernelDecoderLayer
-from draftline_server.model.cpu_kernels import load
+from draftline_server.model.cpu_layers import FusedPart
 from draftline_server.model.kv_cache import KVCache
 from draftline_server.model.loader import load_model
 from draftline_server.model.runner import ModelRunner, SequenceInput
@@ -18,6 +19,13 @@ from support.tiny_models import FAMILIES, Family, make_tiny_model
 
 BLOCK_SIZE = 8
 FUSED: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "mistral")
+
+
+@pytest.fixture(params=["kernels", "onednn"])
+def linear_layers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds: ours, and those of machines that cannot have them."""
+    if request.param == "onednn":
+        monkeypatch.setattr(cpu_kernels, "load", lambda: None)
 
 
 def _logits(model: PreTrainedModel, *, dtype: torch.dtype) -> Tensor:
@@ -47,6 +55,7 @@ def _load(directory: Path, dtype: torch.dtype, *, pack: bool) -> PreTrainedModel
     return load_model(directory, dtype=dtype, device=torch.device("cpu"), pack=pack)
 
 
+@pytest.mark.usefixtures("linear_layers")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_replaced_layers_change_nothing(family: Family, tmp_path: Path) -> None:
     directory = make_tiny_model(tmp_path, family)
@@ -55,6 +64,7 @@ def test_replaced_layers_change_nothing(family: Family, tmp_path: Path) -> None:
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("linear_layers")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_weights_give_what_they_give_widened(family: Family, tmp_path: Path) -> None:
     directory = make_tiny_model(tmp_path, family, dtype=torch.bfloat16)
@@ -68,11 +78,20 @@ def test_bfloat16_weights_give_what_they_give_widened(family: Family, tmp_path: 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_layers_of_the_llama_shape_and_no_others_are_fused(family: Family, tmp_path: Path) -> None:
-    if load() is None:
+    if cpu_kernels.load() is None:
         pytest.skip("this machine cannot have the CPU kernels")
     model = _load(make_tiny_model(tmp_path, family), torch.float32, pack=True)
     num_fused = sum(isinstance(module, KernelDecoderLayer) for module in model.modules())
     assert num_fused == (model.config.num_hidden_layers if family in FUSED else 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_layers_compute_together_is_gone_with_the_step(family: Family, tmp_path: Path) -> None:
+    model = _load(make_tiny_model(tmp_path, family), torch.float32, pack=True)
+    _logits(model, dtype=torch.float32)
+    fused = [module.fused for module in model.modules() if isinstance(module, FusedPart)]
+    assert not any(linear._outputs or linear._input is not None for linear in fused)
+    assert fused or family == "gpt2" or family in FUSED
 
 
 def test_a_layer_that_differs_in_what_its_parts_do_not_show_is_left_alone(tmp_path: Path) -> None:

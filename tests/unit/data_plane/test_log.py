@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draftline_server.log import LogFormat, configure_logging, log_event
+from draftline_server.log import LogFormat, configure_logging, log_event, log_failure
 
 pytestmark = pytest.mark.usefixtures("root_logger_as_it_was")
 
@@ -55,12 +55,54 @@ def test_numbers_that_are_none_stay_valid_json() -> None:
     assert (entry["speedup"], entry["ratio"]) == ("nan", "inf")
 
 
+def fail_with(text: str) -> Exception:
+    """An exception with a cause, both of which quote `text`."""
+    try:
+        try:
+            raise KeyError(text)
+        except KeyError as error:
+            raise ValueError(f"cannot read {text}") from error
+    except ValueError as error:
+        error.add_note(f"while it read {text}")
+        return error
+
+
 @pytest.mark.parametrize("log_format", ["json", "text"])
-def test_traceback_is_kept(log_format: LogFormat) -> None:
-    text = log_to_text(log_format, "step failed", exc_info=ValueError("boom"))
-    assert "ValueError: boom" in text
-    if log_format == "json":
-        assert "ValueError: boom" in json.loads(text)["exception"]
+def test_an_exception_is_logged_as_types_and_frames_and_not_in_its_words(log_format: LogFormat) -> None:
+    text = log_to_text(log_format, "step failed", exc_info=fail_with("a prompt"))
+    exception = json.loads(text)["exception"] if log_format == "json" else text
+    assert exception.count("Traceback (most recent call last):\n") == 2
+    assert exception.count("in fail_with\n") == 2
+    assert exception.index("builtins.KeyError") < exception.index("builtins.ValueError")
+    assert "a prompt" not in text
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_so_is_one_that_a_library_logs(log_format: LogFormat) -> None:
+    stream = io.StringIO()
+    configure_logging(level="info", log_format=log_format, stream=stream)
+    logging.getLogger("a.library").error("it failed", exc_info=fail_with("a prompt"))
+    assert "builtins.ValueError" in stream.getvalue()
+    assert "a prompt" not in stream.getvalue()
+
+
+def test_an_exception_that_is_its_own_cause_is_logged_once() -> None:
+    first, second = ValueError(), KeyError()
+    first.__context__, second.__context__ = second, first
+    exception = json.loads(log_to_text("json", "step failed", exc_info=first))["exception"]
+    assert exception.count("Traceback") == 2
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_failure_without_a_client_is_logged_with_all_its_words(log_format: LogFormat) -> None:
+    stream = io.StringIO()
+    configure_logging(level="info", log_format=log_format, stream=stream)
+    error_id = log_failure(_logger, "server failed", fail_with("config.json"))
+    text = stream.getvalue()
+    assert error_id in text
+    exception = json.loads(text)["exception"] if log_format == "json" else text
+    assert "KeyError: 'config.json'" in exception
+    assert "ValueError: cannot read config.json" in exception
 
 
 def test_levels_below_the_configured_one_are_dropped() -> None:

@@ -133,6 +133,15 @@ def test_a_small_model_on_a_cpu_gets_no_more_than_its_requests_can_fill_twice() 
     assert plan.num_blocks == 2 * 3 * 7
 
 
+def test_capped_scores_are_counted_for_a_slice_of_queries_over_the_whole_context() -> None:
+    capped = dataclasses.replace(TARGET, has_capped_scores=True)
+    planned = PlannedModel(capped, weight_dtype_bytes=2, compute_dtype_bytes=2)
+    plain = make_plan(make_config(), make_budget(80 * GIB))
+    plan = make_plan(make_config(), make_budget(80 * GIB), target=planned)
+    # Scores and their softmax, of 128 queries with 32 heads.
+    assert plan.activation_bytes - plain.activation_bytes == 2 * 128 * 32 * CONTEXT * 4
+
+
 def test_logits_rows_never_exceed_the_token_budget() -> None:
     config = make_config(
         inference={"max_batched_tokens": 64, "max_batch_size": 32},

@@ -190,6 +190,39 @@ def test_gpus_are_reported_as_far_as_they_report() -> None:
     }
 
 
+def test_a_lost_gpu_takes_nothing_with_it_but_its_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = make_nvml()
+
+    def find(index: int) -> int:
+        if index == 0:
+            raise NVMLError
+        return index
+
+    nvml.nvmlInit = lambda: None
+    nvml.nvmlDeviceGetCount = lambda: 2
+    nvml.nvmlDeviceGetHandleByIndex = find
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
+    samples = samples_of(make_metrics())
+    assert samples["draftline_requests_running"] == 3
+    assert [name for name in samples if "gpu_temperature" in name] == [
+        'draftline_gpu_temperature_celsius{gpu="1"}'
+    ]
+
+
+def test_without_a_driver_all_other_numbers_are_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = make_nvml()
+
+    def fail() -> int:
+        raise NVMLError
+
+    nvml.nvmlInit = lambda: None
+    nvml.nvmlDeviceGetCount = fail
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
+    samples = samples_of(make_metrics())
+    assert samples["draftline_requests_running"] == 3
+    assert not any("gpu" in name for name in samples)
+
+
 @pytest.mark.parametrize("has_package", [True, False])
 def test_no_gpu_is_no_fault(monkeypatch: pytest.MonkeyPatch, has_package: bool) -> None:
     nvml = make_nvml()

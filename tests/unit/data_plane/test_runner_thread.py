@@ -17,6 +17,7 @@ from draftline_server.errors import (
     RequestError,
     UnavailableError,
 )
+from draftline_server.log import JsonFormatter
 from draftline_server.runner_thread import EngineHealth, EngineThread, RequestStream
 from draftline_server.testing import ScriptedEngine, build_scripted_pair
 from support.serving import wait_for
@@ -210,7 +211,9 @@ async def test_leaving_a_stream_cancels_the_request(engine: ScriptedEngine, thre
     assert thread.statistics.kv_blocks_used == 0
 
 
-async def test_failed_step_fails_everything_for_good(engine: ScriptedEngine, thread: EngineThread) -> None:
+async def test_failed_step_fails_everything_for_good(
+    engine: ScriptedEngine, thread: EngineThread, caplog: pytest.LogCaptureFixture
+) -> None:
     engine.hold()
     streams = [submit(thread) for _ in range(3)]
     await wait_for_step(engine)
@@ -219,6 +222,10 @@ async def test_failed_step_fails_everything_for_good(engine: ScriptedEngine, thr
     errors = [await error_of(stream) for stream in streams]
     assert all(isinstance(error, InternalError) for error in errors)
     assert not any("secret" in str(error) for error in errors)
+    (line,) = map(JsonFormatter().format, caplog.records)
+    assert "RuntimeError" in line
+    assert "in step" in line
+    assert "secret" not in line
     await thread.failure.wait()
     assert health_of(thread) is EngineHealth.FAILED
     assert (thread.statistics.num_running, thread.statistics.num_waiting) == (0, 0)

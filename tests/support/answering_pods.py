@@ -1,12 +1,20 @@
-"""Every serving pod's admin port at once, for pods that do not run: they all have this process's address."""
+"""Every serving pod's admin port at once, for pods that do not run: they all have this process's address.
+
+`python answering_pods.py ADDRESS PORT` until it is ended, inside a cluster's network; `answering_pods` beside
+a test.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
+from collections.abc import AsyncIterator
 
 from aiohttp import web
 
+ACCEPTANCE = 0.7
+"""Of the figures below."""
 # As many lines as a real server's page has; of these the operator reads the first ones.
 _FIGURES = """draftline_requests_waiting 0
 draftline_requests_running 3
@@ -22,14 +30,23 @@ async def _metrics(_: web.Request) -> web.Response:
     return web.Response(text=_PAGE)
 
 
-async def serve(host: str, port: int) -> None:
+@contextlib.asynccontextmanager
+async def answering_pods(host: str, port: int) -> AsyncIterator[None]:
     application = web.Application()
     application.add_routes([web.get("/metrics", _metrics)])
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, host, port).start()
-    await asyncio.Event().wait()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def _serve(host: str, port: int) -> None:
+    async with answering_pods(host, port):
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(_serve(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,162 @@
+"""Greedy output of a real model, SmolLM2, is that of transformers, however it was drafted and batched.
+
+In float32. A draft can be right, wrong or both here as with the tiny models; what these lack is a vocabulary
+of 49 152 tokens, 30 layers, and text that means something.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import pytest
+import torch
+
+from draftline_server.core.sampling_params import SpeculationParams
+from draftline_server.engine import Engine
+from draftline_server.model.tokenizer import Tokenizer
+from support.engines import Completion, generate, make_engine
+from support.guarantees import acceptance, assert_idle
+from support.reference import Reference
+from support.tiny_models import make_tiny_model, noised_clone
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.usefixtures("fixed_randomness", "all_cores"),
+]
+
+Source = Literal["ngram", "self", "noised", "unrelated", "chain"]
+METHODS: dict[Source, tuple[str, ...]] = {"ngram": ("ngram",), "chain": ("ngram", "draft_model")}
+DRAFT_LENGTHS = (0, 1, 2, 4, 8)
+STREAMS = (1, 8, 32)
+EXTRA_TOKENS = 3
+"""Output has so many tokens more than a draft: the prefill's, a whole draft, the one after it, and one."""
+NEW_TOKENS = max(DRAFT_LENGTHS) + EXTRA_TOKENS
+BLOCK_SIZE = 16
+NOISE_SCALE = 0.02
+VOCAB_SIZE = 49_152
+TEXTS = (
+    "def add(left, right):\n    return left + right\n\ndef subtract(left, right):\n",
+    " ".join(["echo"] * 48),
+    "The three most important facts about the moon are",
+    "1, 1, 2, 3, 5, 8,",
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts and what transformers' `generate` makes of them, computed once."""
+
+    prompts: list[list[int]]
+    expected: list[list[int]]
+
+    def check(self, completions: Sequence[Completion], *, num_tokens: int) -> None:
+        """Of the first prompts; greedy output of fewer tokens is the beginning of that of more."""
+        for index, completion in enumerate(completions):
+            assert completion.token_ids == self.expected[index][:num_tokens], f"prompt {index}"
+
+
+@pytest.fixture
+def all_cores() -> Iterator[None]:
+    """One thread, which is best for tiny models, would take twice as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def workload(smollm2: Path) -> Workload:
+    """32 prompts: each text several times, its tail cut at another place each time."""
+    tokenizer = Tokenizer.load(smollm2)
+    whole = [tokenizer.encode(text) for text in TEXTS]
+    whole.append(tokenizer.encode_chat([("user", "Write one sentence about rain.")]))
+    prompts = [prompt[: len(prompt) - index // len(whole)] for index, prompt in enumerate(whole * 7)][:32]
+    reference = Reference(smollm2)
+    return Workload(prompts, [reference.greedy(prompt, NEW_TOKENS) for prompt in prompts])
+
+
+@pytest.fixture(scope="module")
+def drafts(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Source, Path | None]:
+    root = tmp_path_factory.mktemp("drafts")
+    noised = noised_clone(smollm2, root / "noised", scale=NOISE_SCALE)
+    unrelated = make_tiny_model(root / "unrelated", vocab_size=VOCAB_SIZE, tokenizer=None)
+    return {"ngram": None, "self": smollm2, "noised": noised, "unrelated": unrelated, "chain": noised}
+
+
+def engine_of(target: Path, draft: Path | None, source: Source, *, num_blocks: int = 512) -> Engine:
+    return make_engine(
+        target,
+        draft,
+        num_blocks=num_blocks,
+        max_context_length=min(512, num_blocks * BLOCK_SIZE),
+        speculation={"methods": METHODS.get(source, ("draft_model",)), "num_speculative_tokens": 8},
+    )
+
+
+@pytest.mark.parametrize("source", get_args(Source))
+def test_greedy_output_depends_on_neither_proposer_nor_draft_length_nor_batch(
+    smollm2: Path, workload: Workload, drafts: dict[Source, Path | None], source: Source
+) -> None:
+    engine = engine_of(smollm2, drafts[source], source)
+    for draft_length in DRAFT_LENGTHS:
+        for streams in STREAMS:
+            completions = generate(
+                engine,
+                workload.prompts[:streams],
+                max_tokens=draft_length + EXTRA_TOKENS,
+                speculation=SpeculationParams(max_draft_tokens=draft_length),
+            )
+            workload.check(completions, num_tokens=draft_length + EXTRA_TOKENS)
+    assert_drafted_as_expected(engine, source)
+    assert_idle(engine)
+
+
+def assert_drafted_as_expected(engine: Engine, source: Source) -> None:
+    """The case is about drafts that stand, fall, or both: this sees that they did."""
+    statistics = engine.statistics()
+    proposers = {name for name, count in statistics.draft_tokens.items() if count}
+    assert proposers == set(METHODS.get(source, ("draft_model",)))
+    drafted = sum(statistics.draft_tokens.values())
+    accepted = sum(statistics.accepted_tokens.values())
+    match source:
+        case "self":
+            assert accepted == drafted
+        case "unrelated":
+            assert accepted < drafted / 20
+        case _:
+            assert drafted / 10 < accepted < drafted
+
+
+@pytest.mark.parametrize("source", ["self", "chain"])
+def test_greedy_output_is_the_same_after_preemption(
+    smollm2: Path, workload: Workload, drafts: dict[Source, Path | None], source: Source
+) -> None:
+    # Room for about half of what the eight have in the end.
+    engine = engine_of(smollm2, drafts[source], source, num_blocks=14)
+    completions = generate(engine, workload.prompts[:8], max_tokens=NEW_TOKENS)
+    assert engine.statistics().num_preemptions > 0
+    workload.check(completions, num_tokens=NEW_TOKENS)
+    if source == "self":
+        assert all(acceptance(completion) == 1.0 for completion in completions)
+
+
+@pytest.mark.parametrize("source", ["self", "chain"])
+def test_greedy_output_is_the_same_after_prefix_hits(
+    smollm2: Path, workload: Workload, drafts: dict[Source, Path | None], source: Source
+) -> None:
+    engine = engine_of(smollm2, drafts[source], source)
+    prompts = workload.prompts[:8]
+    for _ in range(2):
+        completions = generate(engine, prompts, max_tokens=NEW_TOKENS)
+        workload.check(completions, num_tokens=NEW_TOKENS)
+    cached = [completion.summary.num_cached_tokens for completion in completions if completion.summary]
+    # Of each prompt all full blocks, but for the last token: its logits are needed.
+    assert cached == [(len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE for prompt in prompts]
+    assert engine.statistics().prefix_cache_hits >= sum(cached) > 0
+    if source == "self":
+        assert all(acceptance(completion) == 1.0 for completion in completions)
