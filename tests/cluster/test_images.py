@@ -111,8 +111,8 @@ def test_the_servers_image_starts_as_the_server(cluster: Cluster, namespace: str
 
 NATIVE = """
 import shutil
-from draftline_server.model import native_library as native
-print(shutil.which("cc"), [native.load(source) is not None for source in (native.CPU_KERNELS, native.AMX_LINEAR)])
+from draftline_server.model.native_library import AMX_LINEAR, CPU_KERNELS, load
+print(shutil.which("cc"), [load(source) is not None for source in (CPU_KERNELS, AMX_LINEAR)])
 """
 
 

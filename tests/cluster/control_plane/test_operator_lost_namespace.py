@@ -13,7 +13,7 @@ from draftline_operator.handlers import watch as module
 from draftline_operator.handlers.watch import watch
 from draftline_operator.services.worker import WorkQueue
 from support.kube.local import LocalCluster
-from support.operator_process import running_operator
+from support.operator_process import OperatorProcess, running_operator
 from support.operator_world import NAME, World
 from support.operators import wait_until_it_leads
 
@@ -35,22 +35,30 @@ def grant(cluster: LocalCluster, user: str, namespace: str) -> None:
     cluster.apply(role, binding, namespace=namespace)
 
 
-@pytest.mark.usefixtures("kubelet_runs")
-@pytest.mark.parametrize(
-    "seconds",
-    [
-        pytest.param(5, id="for a moment"),
-        # Kopf's own patience with a request that is refused is 54 seconds.
-        pytest.param(75, id="for long", marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
-    ],
-)
-async def test_an_operator_goes_on_in_the_namespaces_that_are_left(
-    world: World, twin: World, local_control_plane: LocalCluster, tmp_path: Path, seconds: int
-) -> None:
+@pytest.fixture
+def kubeconfig(world: World, twin: World, local_control_plane: LocalCluster) -> Path:
+    """Of whoever may do everything in two namespaces."""
     user = f"operator-{world.namespace}"
     for namespace in (world.namespace, twin.namespace):
         grant(local_control_plane, user, namespace)
-    kubeconfig = local_control_plane.kubeconfig_for(user)
+    return local_control_plane.kubeconfig_for(user)
+
+
+async def delete_namespace(cluster: LocalCluster, name: str) -> None:
+    await asyncio.to_thread(cluster.kubectl, "delete", "namespace", name, "--timeout=60s")
+
+
+async def assert_goes_on(operator: OperatorProcess, world: World) -> None:
+    await world.change({"replicas": 2})
+    await world.until(world.is_ready, seconds=30)
+    assert (await world.status())["readyReplicas"] == 2
+    assert operator.process.poll() is None
+
+
+@pytest.mark.usefixtures("kubelet_runs")
+async def test_an_operator_goes_on_while_one_of_its_namespaces_goes(
+    world: World, twin: World, local_control_plane: LocalCluster, kubeconfig: Path, tmp_path: Path
+) -> None:
     watched = f"{twin.namespace},{world.namespace}"
     often = {"resync_seconds": 1.0, "figures_seconds": 1.0}
     await twin.create()
@@ -60,13 +68,27 @@ async def test_an_operator_goes_on_in_the_namespaces_that_are_left(
         await wait_until_it_leads(operator)
         await world.create()
         await world.until(world.is_ready, seconds=30)
-        command = ("delete", "namespace", twin.namespace, "--timeout=60s")
-        await asyncio.to_thread(local_control_plane.kubectl, *command)
-        await asyncio.sleep(seconds)
-        await world.change({"replicas": 2})
+        await delete_namespace(local_control_plane, twin.namespace)
+        await asyncio.sleep(5)
+        await assert_goes_on(operator, world)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("kubelet_runs")
+async def test_an_operator_that_starts_without_one_of_its_namespaces_works_in_the_others_for_good(
+    world: World, twin: World, local_control_plane: LocalCluster, kubeconfig: Path, tmp_path: Path
+) -> None:
+    await delete_namespace(local_control_plane, twin.namespace)
+    watched = f"{twin.namespace},{world.namespace}"
+    with running_operator(
+        kubeconfig, world.namespace, tmp_path / "log", watch_namespaces=watched
+    ) as operator:
+        await wait_until_it_leads(operator)
+        await world.create()
         await world.until(world.is_ready, seconds=30)
-        assert (await world.status())["readyReplicas"] == 2
-        assert operator.process.poll() is None
+        await asyncio.sleep(75)  # by itself kopf would give up after 54
+        await assert_goes_on(operator, world)
 
 
 async def test_a_namespace_is_watched_as_soon_as_the_role_in_it_is_back(
