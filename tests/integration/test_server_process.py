@@ -125,8 +125,8 @@ async def assert_everything_accepted_finishes(running: ServerProcess) -> None:
     refused = await failure_of(running.stub.Generate(requests[0]))
     assert refused.code() is grpc.StatusCode.UNAVAILABLE
     await running.wait_for_log("draining ended")
-    # A supervisor may be impatient; there is nothing left that could be cut. Not by `send_signal`, which would
-    # look for the exit code, too, and take it away from whoever waits.
+    # A supervisor may be impatient; there is nothing left that could be cut. Not `send_signal`: it looks for
+    # the exit code, too, and would take it from whoever waits.
     while running.process.returncode is None:
         with suppress(ProcessLookupError):
             os.kill(running.process.pid, signal.SIGTERM)
