@@ -6,14 +6,12 @@ of 49 152 tokens, 30 layers, and text that means something.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 import pytest
-import torch
 
 from draftline_server.core.sampling_params import SpeculationParams
 from draftline_server.engine import Engine
@@ -23,11 +21,7 @@ from support.guarantees import acceptance, assert_idle
 from support.reference import Reference
 from support.tiny_models import make_tiny_model, noised_clone
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1200),
-    pytest.mark.usefixtures("fixed_randomness", "all_cores"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("fixed_randomness")]
 
 Source = Literal["ngram", "self", "noised", "unrelated", "chain"]
 METHODS: dict[Source, tuple[str, ...]] = {"ngram": ("ngram",), "chain": ("ngram", "draft_model")}
@@ -58,15 +52,6 @@ class Workload:
         """Of the first prompts; greedy output of fewer tokens is the beginning of that of more."""
         for index, completion in enumerate(completions):
             assert completion.token_ids == self.expected[index][:num_tokens], f"prompt {index}"
-
-
-@pytest.fixture
-def all_cores() -> Iterator[None]:
-    """One thread, which is best for tiny models, would take twice as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
