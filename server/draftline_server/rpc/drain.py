@@ -20,6 +20,7 @@ drain_timeout_seconds and a few seconds more; with a lame duck of 0 the GOAWAY g
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import grpc
@@ -33,6 +34,8 @@ from draftline_server.runner_thread import RETRY_AFTER_SECONDS, EngineThread
 
 # For statuses of calls that were ended to reach their clients.
 _FAREWELL_SECONDS = 5.0
+_WATCHERS_SECONDS = 1.0
+_POLL_SECONDS = 0.01
 
 _QUIET_SECONDS = 1.0
 # gRPC ends connections at up to 1.1 times their age.
@@ -110,9 +113,18 @@ class Drain:
             log_event(
                 _logger, logging.WARNING, "clients did not take their status", calls=self._calls.num_open
             )
+        await self._tell_watchers()
         await self._server.stop(None)
         if self._stopping is not None:
             await self._stopping
+
+    async def _tell_watchers(self) -> None:
+        """Lets those who watch the health see how it ended; one that takes no message is not waited for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WATCHERS_SECONDS):
+                # Rare and short: not worth an event of its own.
+                while not self._health.servicer.has_told_all:  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_SECONDS)
 
 
 def _draining() -> UnavailableError:
