@@ -110,7 +110,8 @@ def test_uninstalling_leaves_resources_and_crd_and_nothing_else(release: Release
     for name in API_SERVICES:
         assert release.cluster.try_kubectl("get", "apiservice", name).returncode != 0
     kinds = (
-        "deployments,services,secrets,serviceaccounts,roles,rolebindings,poddisruptionbudgets,networkpolicies"
+        "deployments,services,secrets,serviceaccounts,roles,rolebindings,poddisruptionbudgets,"
+        "networkpolicies,leases"
     )
     left = release.cluster.get(kinds, "--namespace", release.namespace)["items"]
     assert [item["metadata"]["name"] for item in left] == ["default"]

@@ -117,9 +117,10 @@ def test_every_field_is_explained(crd: Cluster, path: str) -> None:
     node = SCHEMA
     for part in path.split("."):
         node = node["properties"][part]
+    explanation = explained(crd, path)
     for field, described in node["properties"].items():
-        assert field in explained(crd, path)
-        assert " ".join(described["description"].split()) in explained(crd, path), field
+        assert field in explanation
+        assert " ".join(described["description"].split()) in explanation, field
 
 
 def explained(cluster: Cluster, path: str) -> str:

@@ -23,7 +23,7 @@ from draftline_operator.models.kinds import (
 from draftline_operator.models.observed import Object
 from draftline_operator.models.resource import RenderSettings
 from draftline_operator.services.reconcile import Outcome, Surroundings, reconcile
-from draftline_operator.testing import RecordingCluster
+from draftline_operator.testing import Killed, RecordingCluster
 from support.kubelet import Kubelet
 from support.speculative_deployments import PAIR
 
@@ -41,6 +41,21 @@ class KnownLoads:
 
     async def refresh(self, namespace: str, pods: Iterable[Object]) -> Mapping[str, int | None]:
         return {pod["metadata"]["name"]: self.by_pod.get(pod["metadata"]["name"]) for pod in pods}
+
+
+class MortalCluster(RecordingCluster):
+    """Ends the process after so many writes, or after the first write of this verb and kind."""
+
+    def __init__(
+        self, cluster: Cluster, *, kill_after: int | None = None, kill_on: tuple[str, str] | None = None
+    ) -> None:
+        super().__init__(cluster, kill_after=kill_after)
+        self._kill_on = kill_on
+
+    def _after(self, verb: str, kind: Kind, name: str) -> None:
+        super()._after(verb, kind, name)
+        if (verb, kind.kind) == self._kill_on:
+            raise Killed
 
 
 @dataclass(slots=True)
@@ -121,18 +136,24 @@ class World:
         self.settings = replace(self.settings, **settings)
 
     async def reconcile(
-        self, name: str = NAME, *, kill_after: int | None = None
+        self, name: str = NAME, *, kill_after: int | None = None, kill_on: tuple[str, str] | None = None
     ) -> tuple[Outcome, list[tuple[str, str, str]]]:
         """Once; what was written comes with it."""
-        cluster = RecordingCluster(self.client, kill_after=kill_after)
+        cluster = MortalCluster(self.client, kill_after=kill_after, kill_on=kill_on)
         self.writes = cluster.writes
         outcome = await reconcile(self.namespace, name, self.surroundings(cluster))
         return outcome, cluster.writes
 
-    async def settle(self, *names: str, seconds: float = 20.0, kill_after: int | None = None) -> None:
+    async def settle(
+        self,
+        *names: str,
+        seconds: float = 20.0,
+        kill_after: int | None = None,
+        kill_on: tuple[str, str] | None = None,
+    ) -> None:
         """Lets operator, controllers and kubelet work until nobody has anything left to do for a while.
 
-        The operator dies after `kill_after` writes, where it makes so many: that raises `Killed`.
+        Where the operator dies, after `kill_after` writes or `kill_on` such a write, that raises `Killed`.
         """
         deadline = time.monotonic() + seconds
         quiet = 0
@@ -140,7 +161,7 @@ class World:
             assert time.monotonic() < deadline, "it never came to rest"
             writes = 0
             for name in names or (NAME,):
-                writes += len((await self.reconcile(name, kill_after=kill_after))[1])
+                writes += len((await self.reconcile(name, kill_after=kill_after, kill_on=kill_on))[1])
             if kill_after is not None:
                 kill_after -= writes
             has_stepped = await self.kubelet.step()
