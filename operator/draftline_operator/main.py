@@ -176,7 +176,8 @@ class Operator:
         await self.leadership.acquire()
         self.metrics.is_leader.set(1)
         settings, namespaces = self.settings, self.settings.watch_namespaces
-        cluster = FencedCluster(self.cluster, self.leadership.is_leader, self.metrics)
+        is_leader = self.leadership.is_leader
+        cluster = FencedCluster(self.cluster.fenced(is_leader), is_leader, self.metrics)
         stop_watching = asyncio.Event()
         leading: list[Coroutine[Any, Any, Any]] = [
             self.leadership.hold(),

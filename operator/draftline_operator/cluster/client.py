@@ -6,13 +6,15 @@ time of a call.
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 from urllib.parse import quote
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 from kubernetes_asyncio import client as kubernetes
 from kubernetes_asyncio import config
 from kubernetes_asyncio.config import ConfigException
@@ -70,6 +72,23 @@ async def load_configuration(kubeconfig: str | None) -> kubernetes.Configuration
     return configuration
 
 
+class _FencedBody(aiohttp.BytesPayload):
+    """A request's body that is sent only if it still may be when the moment comes.
+
+    Between the decision to write and the first byte lie turns of the event loop, in which a process may be
+    frozen; what had been decided before would else leave when it wakes.
+    """
+
+    def __init__(self, data: bytes, may_write: Callable[[], bool]) -> None:
+        super().__init__(data)
+        self._may_write = may_write
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        if not self._may_write():
+            raise ClusterError("this operator does not lead any more")
+        await super().write_with_length(writer, content_length)
+
+
 class ClusterClient:
     """Implements `Cluster`. One for the whole process; close it at the end."""
 
@@ -78,6 +97,13 @@ class ClusterClient:
     ) -> None:
         self._api = kubernetes.ApiClient(configuration)
         self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._may_write: Callable[[], bool] | None = None
+
+    def fenced(self, may_write: Callable[[], bool]) -> Self:
+        """The same client, whose writes leave only while they may; asked when they leave."""
+        view = copy.copy(self)
+        view._may_write = may_write
+        return view
 
     async def __aenter__(self) -> Self:
         return self
@@ -194,7 +220,7 @@ class ClusterClient:
         is_missing_fine: bool = False,
     ) -> Object | None:
         headers = {"Accept": _JSON, "Content-Type": content_type}
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        data = None if body is None else self._data(body)
         try:
             await self._api.update_params_for_auth(headers, [], ["BearerToken"])
             response = await self._api.rest_client.pool_manager.request(
@@ -214,6 +240,10 @@ class ClusterClient:
         if status >= 400:
             raise _failure(status, _message(text) or f"{method} {path}: status {status}")
         return _document(text)
+
+    def _data(self, body: Mapping[str, Any]) -> bytes | _FencedBody:
+        data = json.dumps(body, separators=(",", ":")).encode()
+        return data if self._may_write is None else _FencedBody(data, self._may_write)
 
 
 def _path(kind: Kind, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:

@@ -195,8 +195,8 @@ def _container_statuses(pod: Object) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_active(job: Object) -> bool:
-    is_finished = _finished(job, "Failed") is not None or _finished(job, "Complete") is not None
-    return not is_finished and not is_terminating(job)
+    """Also a complete one: its verdict is about to be recorded, and then it is deleted."""
+    return _finished(job, "Failed") is None and not is_terminating(job)
 
 
 def _gets_on(job: Object, pods: Iterable[Object], now: datetime.datetime) -> bool:

@@ -148,8 +148,7 @@ class _Reconcile:
         """Nothing is written before all of it is known to be possible, nor before what it uses is there."""
         self._wanted = wanted_replicas(resource.spec, self._live_replicas())
         key = pair_key(resource, self._settings)
-        record = await find_record(self._cluster, self._namespace, key)
-        gate = await self._decide_gate(key, record)
+        gate, record = await self._decide_gate(key)
         secrets_hash = await self._hash_secrets(resource)
         pods = [] if self._is_held else await self._render_pods(resource, gate, secrets_hash)
         desired = [*render_surroundings(resource, self._settings), *pods]
@@ -180,13 +179,16 @@ class _Reconcile:
             annotations=metadata.get("annotations") or {},
         )
 
-    async def _decide_gate(self, key: str, record: Object | None) -> Gate:
-        """Whoever is to make the Job of a pair first sees to it that nobody else does."""
+    async def _decide_gate(self, key: str) -> tuple[Gate, Object | None]:
+        """And the pair's record. Whoever is to make a pair's Job first sees to it that nobody else does."""
+        record = await find_record(self._cluster, self._namespace, key)
         gate = await self._judge(key, record)
         if gate.state == "missing":
             if self._around.claims.take(self._namespace, key, self._name):
-                # Its last holder may have made one since the Jobs were listed.
+                # Its last holder may have made one since the Jobs were listed, or deleted it again: but not
+                # before the verdict was recorded, so that is looked for last.
                 self._observed = await observe_jobs(self._cluster, self._observed, self._namespace)
+                record = await find_record(self._cluster, self._namespace, key)
                 gate = await self._judge(key, record)
             else:
                 gate = awaiting(key, "another resource is about to check the same pair")
@@ -194,7 +196,7 @@ class _Reconcile:
         if gate.retry_after is not None and not gate.is_repeat_due:
             self._look_again(max(_SOON_SECONDS, gate.retry_after))
         self._gate = gate
-        return gate
+        return gate, record
 
     async def _judge(self, key: str, record: Object | None) -> Gate:
         if checks_of_others(key, self._observed):

@@ -113,6 +113,24 @@ async def test_a_second_resource_waits_for_the_first_ones_job(world: World) -> N
     assert (await world.conditions("second"))["Ready"][0] == "True"
 
 
+async def test_a_verdict_that_was_not_recorded_yet_is_awaited(world: World) -> None:
+    await world.create()
+    await world.reconcile()
+
+    async def is_checked() -> bool:
+        await world.kubelet.step()
+        (job,) = await world.client.list(JOB, world.namespace)
+        return any(c["type"] == "Complete" for c in job["status"].get("conditions", ()))
+
+    await world.until(is_checked, seconds=30)
+    await world.create(name="second")
+    await world.reconcile("second")
+    assert len(await world.client.list(JOB, world.namespace)) == 1
+    assert (await world.conditions("second"))["ModelsVerified"] == ("Unknown", "PreflightRunning")
+    await world.settle(NAME, "second")
+    assert (await world.conditions("second"))["Ready"][0] == "True"
+
+
 async def test_a_failure_that_may_pass_is_tried_again_after_a_while_and_not_before(world: World) -> None:
     world.kubelet.preflight = {"error": {"reason": "FetchFailed", "message": "the hub is away"}}
     await world.create()
