@@ -46,5 +46,12 @@ class ClusterError(OperatorError):
     """The API server cannot be reached or refuses for now."""
 
 
+class NotLeadingError(ClusterError):
+    """Somebody else may act by now."""
+
+    def __init__(self) -> None:
+        super().__init__("this operator does not lead any more")
+
+
 class ConflictError(ClusterError):
     """The object was changed by somebody else since it was read."""

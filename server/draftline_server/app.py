@@ -147,7 +147,7 @@ class Server:
         self.grpc_port = bind(self._grpc_server, self._config.server)
         self.admin_port = self.admin.bind(self._config.server)
         self._signals.install()
-        await self.health.refresh()
+        self.health.refresh()
         await self.admin.start()
         await self._grpc_server.start()
         log_event(_logger, logging.INFO, "ports opened", grpc_port=self.grpc_port, admin_port=self.admin_port)
@@ -172,7 +172,7 @@ class Server:
             return EXIT_DRAINED
         pair = await loading
         self._open(pair)
-        await self.health.refresh()
+        self.health.refresh()
         self.ready.set()
         log_event(
             _logger,
@@ -204,7 +204,7 @@ class Server:
                 return EXIT_DRAINED
             draining.cancel()
         failing.cancel()
-        await self.health.refresh()
+        self.health.refresh()
         await drain.end()
         return EXIT_ENGINE_FAILED if self.engine_thread.failure.is_set() else EXIT_INTERRUPTED
 

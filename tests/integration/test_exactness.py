@@ -13,7 +13,7 @@ from draftline_server.engine import Engine
 from draftline_server.model.tokenizer import Tokenizer
 from support.driving import Session
 from support.engines import Completion, add, drain, generate, make_engine
-from support.guarantees import acceptance, assert_idle, assert_same_output, assert_whole, guarded
+from support.guarantees import acceptance, assert_idle, assert_same_output, assert_whole, drafts_of, guarded
 from support.prompts import mixed_prompts, random_prompt
 from support.reference import ReferenceOf
 from support.tiny_models import FAMILIES, Family
@@ -98,11 +98,8 @@ def test_greedy_output_is_that_of_transformers_with_every_draft_length_in_one_ba
 
 def assert_drafted_as_expected(engine: Engine, source: Source) -> None:
     """The case is about drafts that stand, fall, or both: this sees that they did."""
-    statistics = engine.statistics()
-    proposers = {"ngram": ["ngram"], "chain": ["draft_model", "ngram"]}.get(source, ["draft_model"])
-    assert sorted(name for name, count in statistics.draft_tokens.items() if count) == proposers
-    drafted = sum(statistics.draft_tokens.values())
-    accepted = sum(statistics.accepted_tokens.values())
+    proposers, drafted, accepted = drafts_of(engine)
+    assert proposers == {"ngram": {"ngram"}, "chain": {"draft_model", "ngram"}}.get(source, {"draft_model"})
     match source:
         case "self":
             assert accepted == drafted

@@ -17,7 +17,7 @@ from draftline_server.core.sampling_params import SpeculationParams
 from draftline_server.engine import Engine
 from draftline_server.model.tokenizer import Tokenizer
 from support.engines import Completion, generate, make_engine
-from support.guarantees import acceptance, assert_idle
+from support.guarantees import acceptance, assert_idle, drafts_of
 from support.reference import Reference
 from support.tiny_models import make_tiny_model, noised_clone
 
@@ -103,11 +103,8 @@ def test_greedy_output_depends_on_neither_proposer_nor_draft_length_nor_batch(
 
 def assert_drafted_as_expected(engine: Engine, source: Source) -> None:
     """The case is about drafts that stand, fall, or both: this sees that they did."""
-    statistics = engine.statistics()
-    proposers = {name for name, count in statistics.draft_tokens.items() if count}
+    proposers, drafted, accepted = drafts_of(engine)
     assert proposers == set(METHODS.get(source, ("draft_model",)))
-    drafted = sum(statistics.draft_tokens.values())
-    accepted = sum(statistics.accepted_tokens.values())
     match source:
         case "self":
             assert accepted == drafted

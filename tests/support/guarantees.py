@@ -34,6 +34,13 @@ def guarded(engine: Engine, *, prompt: Sequence[int] = PROBE_PROMPT, max_tokens:
     assert_idle(engine)
 
 
+def drafts_of(engine: Engine) -> tuple[set[str], int, int]:
+    """Whose drafts there were, and how many tokens were drafted and accepted."""
+    statistics = engine.statistics()
+    proposers = {name for name, count in statistics.draft_tokens.items() if count}
+    return proposers, sum(statistics.draft_tokens.values()), sum(statistics.accepted_tokens.values())
+
+
 def assert_idle(engine: Engine) -> None:
     """G2. Blocks that only the prefix cache holds count as free."""
     statistics = engine.statistics()

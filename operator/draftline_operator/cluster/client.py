@@ -25,6 +25,7 @@ from draftline_operator.errors import (
     ClusterError,
     ConflictError,
     ForbiddenError,
+    NotLeadingError,
     OperatorError,
     RejectedError,
 )
@@ -85,7 +86,7 @@ class _FencedBody(aiohttp.BytesPayload):
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
         if not self._may_write():
-            raise ClusterError("this operator does not lead any more")
+            raise NotLeadingError
         await super().write_with_length(writer, content_length)
 
 

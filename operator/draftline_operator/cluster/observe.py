@@ -61,7 +61,7 @@ async def observe(cluster: Cluster, body: Object, *, optional_kinds: Iterable[Ki
     named, config_maps, jobs, pods, own_autoscalers, others_autoscalers = await asyncio.gather(
         _read_named(cluster, namespace, _child_keys(name, optional_kinds)),
         cluster.list(CONFIG_MAP, namespace, labels=instance),
-        cluster.list(JOB, namespace, labels=selector(PREFLIGHT)),
+        _list_jobs(cluster, namespace),
         cluster.list(POD, namespace, labels=instance),
         cluster.list(
             HORIZONTAL_POD_AUTOSCALER, namespace, labels=f"{instance},{MANAGED_BY_LABEL}={FIELD_MANAGER}"
@@ -95,9 +95,13 @@ async def observe_name(
     return observed if found is None else observed.with_object(kind, found)
 
 
+async def _list_jobs(cluster: Cluster, namespace: str) -> list[Object]:
+    return await cluster.list(JOB, namespace, labels=selector(PREFLIGHT))
+
+
 async def observe_jobs(cluster: Cluster, observed: Observed, namespace: str) -> Observed:
     """The same with the preflight Jobs as they are now."""
-    return replace(observed, jobs=tuple(await cluster.list(JOB, namespace, labels=selector(PREFLIGHT))))
+    return replace(observed, jobs=tuple(await _list_jobs(cluster, namespace)))
 
 
 async def observe_checks(cluster: Cluster, observed: Observed, namespace: str, pair_key: str) -> Observed:

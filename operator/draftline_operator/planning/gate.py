@@ -20,7 +20,8 @@ RETRY_SECONDS: Final = 300.0
 """After a failure that may pass, such as of a download. Deleting the Job repeats it at once."""
 _LOST_RETRY_SECONDS: Final = 5.0
 PATIENCE_SECONDS: Final = 60.0
-"""With a Job of another resource that does nothing: as long as scheduling and starting usually take."""
+"""With a Job of another resource that does nothing: as long as scheduling and starting usually take, or after
+its end the recording of its verdict."""
 _PASSING: Final = frozenset({"FetchFailed", "PreflightFailed"})
 _MESSAGE_LIMIT: Final = 1024
 
@@ -76,14 +77,14 @@ def decide_gate(
 
 
 def checks_of_others(pair_key: str, observed: Observed) -> list[Object]:
-    """Jobs of other resources that check the pair and have not ended; none where this one has its own."""
+    """Jobs of others whose verdict on the pair may still be recorded; none where this one has its own."""
     if _own_job(observed, pair_key) is not None:
         return []
     return [
         job
         for job in observed.jobs
         if job["metadata"]["name"].endswith(preflight_name("", pair_key))
-        if not is_controlled_by(job, observed.uid) and _is_active(job)
+        if not is_controlled_by(job, observed.uid) and _may_be_recorded(job)
     ]
 
 
@@ -194,12 +195,15 @@ def _container_statuses(pod: Object) -> Iterator[Mapping[str, Any]]:
     yield from status.get("initContainerStatuses") or ()
 
 
-def _is_active(job: Object) -> bool:
-    """Also a complete one: its verdict is about to be recorded, and then it is deleted."""
+def _may_be_recorded(job: Object) -> bool:
+    """Also of a complete one: its verdict is about to be, and then it is deleted."""
     return _finished(job, "Failed") is None and not is_terminating(job)
 
 
 def _gets_on(job: Object, pods: Iterable[Object], now: datetime.datetime) -> bool:
+    if _finished(job, "Complete") is not None:
+        # Its resource may have become one that cannot be followed, and then nobody records it.
+        return _seconds_since_end(job, now) < PATIENCE_SECONDS
     age = _seconds_since(job["metadata"].get("creationTimestamp"), now)
     is_new = age is None or age < PATIENCE_SECONDS
     return is_new or any(_does_something(pod) for pod in _pods_of(job, pods))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from draftline_operator.cluster.forwarding import ForwardingCluster
 from draftline_operator.cluster.interface import Cluster
-from draftline_operator.errors import ClusterError
+from draftline_operator.errors import NotLeadingError
 from draftline_operator.metrics import OperatorMetrics
 from draftline_operator.models.kinds import Kind
 
@@ -15,6 +15,7 @@ class FencedCluster(ForwardingCluster):
     """A `Cluster` that refuses to write once the Lease may be somebody else's.
 
     It looks at the clock just before each write: a process that was asleep does not finish what it began.
+    What it had passed on before it fell asleep the client refuses, see `ClusterClient.fenced`.
     """
 
     def __init__(self, cluster: Cluster, is_leader: Callable[[], bool], metrics: OperatorMetrics) -> None:
@@ -24,5 +25,5 @@ class FencedCluster(ForwardingCluster):
 
     def _before(self, verb: str, kind: Kind) -> None:
         if not self._is_leader():
-            raise ClusterError("this operator does not lead any more")
+            raise NotLeadingError
         self._metrics.writes.labels(kind.kind, verb).inc()

@@ -69,7 +69,7 @@ class Drain:
 
     async def run(self) -> None:
         """Drains; returns when no call is left and the port is closed."""
-        await self._health.start_draining()
+        self._health.start_draining()
         log_event(
             _logger,
             logging.INFO,

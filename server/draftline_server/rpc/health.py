@@ -44,12 +44,12 @@ class ServingHealth:
         """A word for people who look at a probe."""
         return "draining" if self.is_draining else self._engine_thread.health.value
 
-    async def start_draining(self) -> None:
+    def start_draining(self) -> None:
         """Not ready from now on, for good."""
         self.is_draining = True
-        await self.refresh()
+        self.refresh()
 
-    async def refresh(self) -> None:
+    def refresh(self) -> None:
         """Looks now and tells the gRPC health service."""
         health_now = self._engine_thread.health
         if health_now is not self._last_health:
@@ -59,7 +59,7 @@ class ServingHealth:
     async def watch(self) -> None:
         """Refreshes until cancelled."""
         while True:
-            await self.refresh()
+            self.refresh()
             await asyncio.sleep(_POLL_SECONDS)
 
     def _note(self, health_now: EngineHealth) -> None:

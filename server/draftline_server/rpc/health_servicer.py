@@ -25,21 +25,20 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         """`services` are the names to report, at first as not serving."""
         self._services = frozenset(services)
         self._is_serving = False
+        # Set when the status of now is no longer the newest.
         self._changed = asyncio.Event()
-        self._num_changes = 0
-        # By watcher, the number of changes that it has been sent.
-        self._told: dict[object, int] = {}
+        # By watcher, that of the status which it has been sent.
+        self._told: dict[object, asyncio.Event | None] = {}
 
     @property
     def has_told_all(self) -> bool:
         """Whether every watcher has been sent the newest status."""
-        return all(number == self._num_changes for number in self._told.values())
+        return all(changed is self._changed for changed in self._told.values())
 
     def set_serving(self, *, is_serving: bool) -> None:
         """Tells all who ask or watch from now on."""
         if is_serving is not self._is_serving:
             self._is_serving = is_serving
-            self._num_changes += 1
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -52,19 +51,20 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         watcher, told = object(), None
+        self._told[watcher] = None
         try:
             while True:
-                # Taken before the look: a change while a message is sent is not missed.
-                changed, number = self._changed, self._num_changes
-                self._told.setdefault(watcher, number - 1)
+                changed = (
+                    self._changed
+                )  # taken before the look: a change while a message is sent is not missed
                 response = self._response(request.service)
                 if response != told:
                     await context.write(response)
                     told = response
-                self._told[watcher] = number
+                self._told[watcher] = changed
                 await changed.wait()
         finally:
-            self._told.pop(watcher, None)
+            del self._told[watcher]
 
     def _response(self, service: str) -> health_pb2.HealthCheckResponse:
         if service not in self._services:

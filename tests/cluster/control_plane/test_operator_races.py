@@ -25,12 +25,20 @@ from support.speculative_deployments import PAIR, resource
 Act = Callable[[], Awaitable[Any]]
 
 
-class BeforeStatus(ForwardingCluster):
-    """Somebody acts just before a status is written."""
+class Interrupted(ForwardingCluster):
+    """Somebody acts once in the middle."""
 
     def __init__(self, cluster: Cluster, act: Act) -> None:
         super().__init__(cluster)
         self._acts = [act]
+
+    async def _interrupt(self) -> None:
+        if self._acts:
+            await self._acts.pop()()
+
+
+class BeforeStatus(Interrupted):
+    """Just before a status is written."""
 
     async def patch(
         self,
@@ -41,24 +49,20 @@ class BeforeStatus(ForwardingCluster):
         *,
         subresource: Subresource | None = None,
     ) -> Object | None:
-        if subresource == "status" and self._acts:
-            await self._acts.pop()()
+        if subresource == "status":
+            await self._interrupt()
         return await super().patch(kind, namespace, name, change, subresource=subresource)
 
 
-class AfterJobs(ForwardingCluster):
-    """Somebody acts just after the Jobs were listed."""
-
-    def __init__(self, cluster: Cluster, act: Act) -> None:
-        super().__init__(cluster)
-        self._acts = [act]
+class AfterJobs(Interrupted):
+    """Just after the Jobs were listed."""
 
     async def list(
         self, kind: Kind, namespace: str | None, *, labels: str | None = None, is_cached: bool = False
     ) -> list[Object]:
         found = await super().list(kind, namespace, labels=labels, is_cached=is_cached)
-        if kind == JOB and self._acts:
-            await self._acts.pop()()
+        if kind == JOB:
+            await self._interrupt()
         return found
 
 

@@ -173,6 +173,17 @@ def test_another_resources_job_is_awaited_for_as_long_as_it_gets_on(status: dict
     assert decide(unfinished_pod(job, **status), job=job).state == "running"
 
 
+@pytest.mark.parametrize(("seconds", "state"), [(0, "running"), (PATIENCE_SECONDS, "missing")])
+def test_a_verdict_that_another_resource_does_not_record_is_not_awaited_for_long(
+    seconds: float, state: str
+) -> None:
+    now = datetime.datetime.fromisoformat(NOW)
+    job = preflight_job(owner="other", state="Complete", ended=NOW)
+    seen = observed(jobs=(job,), pods=(preflight_pod(job, result_message()),))
+    later = now + datetime.timedelta(seconds=seconds)
+    assert decide_gate(KEY, record=None, observed=seen, now=later).state == state
+
+
 def test_one_check_of_several_that_gets_on_is_enough() -> None:
     stuck, going = others_check(seconds=4000), preflight_job(owner="third")
     going["metadata"]["creationTimestamp"] = NOW

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
+from kubernetes_asyncio import client as kubernetes
 
+from draftline_operator.cluster.client import ClusterClient
 from draftline_operator.cluster.interface import Cluster
 from draftline_operator.errors import ClusterError
 from draftline_operator.metrics import OperatorMetrics
@@ -86,3 +89,48 @@ async def test_whoever_does_not_lead_reads() -> None:
     assert await fence.cluster.list(CONFIG_MAP, "models") == [fence.server.objects[KEY]]
     assert await fence.cluster.serves(CONFIG_MAP)
     assert await fence.cluster.minor_version() > 0
+
+
+# ------------------------------------------------------------------------------------- when the body leaves
+
+
+class Listener:
+    """An HTTP server that takes whatever comes, and keeps the bodies."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.port = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.read())
+        return web.json_response(THERE)
+
+
+@pytest.fixture
+async def listener() -> AsyncIterator[Listener]:
+    listener = Listener()
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", listener.answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    listener.port = runner.addresses[0][1]
+    yield listener
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("verb", WRITES)
+async def test_no_body_leaves_once_the_lead_is_lost_whatever_was_decided_before(
+    listener: Listener, verb: str
+) -> None:
+    is_leader = True
+    async with ClusterClient(kubernetes.Configuration(host=f"http://127.0.0.1:{listener.port}")) as client:
+        fenced = client.fenced(lambda: is_leader)
+        await WRITES[verb](fenced)
+        assert len(listener.bodies) == 1
+        is_leader = False
+        with pytest.raises(ClusterError, match="does not lead"):
+            await WRITES[verb](fenced)
+        assert await fenced.get(CONFIG_MAP, "models", "a") == THERE, "reads go on"
+        await WRITES[verb](client)  # its Lease is no matter of the fence
+    assert [body for body in listener.bodies if body] == [listener.bodies[0], listener.bodies[-1]]
