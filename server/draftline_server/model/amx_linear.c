@@ -8,18 +8,21 @@
  * Weights are packed [ceil(n / 16)][ceil(k / 32)][16][16][2]: the tile of 32 inputs and 16 outputs holds
  * the inputs two by two, as the instruction reads them.
  *
- * Compiled by cpu_kernels.py; OpenMP calls go to the runtime that torch has loaded.
+ * Has a library of its own, for its instructions are not to be used anywhere else.
  */
 #include <immintrin.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu_pool.h"
+
 #define TILE 16               /* rows and columns of a tile of sums */
 #define DEPTH 32              /* inputs that one instruction takes in */
 #define TILE_WORDS (DEPTH * TILE)
 #define ROWS (2 * TILE)       /* input rows of a block: two tiles by two are all eight registers */
 #define AHEAD (8 * TILE_WORDS) /* how far ahead weights are fetched */
+#define SHARED_ROWS 64        /* so many are worth sharing out before they are multiplied */
 
 /* Palette 1, all eight registers 16 rows of 64 bytes. Belongs to a thread. */
 static void configure_tiles(void) {
@@ -124,6 +127,34 @@ static void multiply_pair(const uint16_t *x, int64_t m, int64_t steps, const uin
     }
 }
 
+struct linear {
+    const float *x;
+    int64_t m, k, steps;
+    uint16_t *rounded;
+    const uint16_t *packed;
+    const float *bias;
+    float *y;
+    int64_t n;
+};
+
+static void round_rows(void *argument, int64_t begin, int64_t end) {
+    const struct linear *l = argument;
+    for (int64_t r = begin; r < end; r++) round_row(l->x + r * l->k, l->rounded, r, l->k, l->steps);
+}
+
+static void multiply_pairs(void *argument, int64_t begin, int64_t end) {
+    const struct linear *l = argument;
+    configure_tiles();
+    for (int64_t pair = begin; pair < end; pair++)
+        multiply_pair(l->rounded, l->m, l->steps, l->packed, l->bias, l->y, l->n, pair * 2 * TILE);
+    _tile_release();
+}
+
+/* The pool of cpu_kernels: two would be in each other's way. */
+static void (*run)(pool_task task, void *argument, int64_t count);
+
+void use_pool(void (*pool)(pool_task task, void *argument, int64_t count)) { run = pool; }
+
 /* Returns 0, or -1 where memory for the rounded inputs is missing. */
 int linear_amx(const float *x, int64_t m, int64_t k, const uint16_t *packed, const float *bias, float *y, int64_t n) {
     static _Thread_local uint16_t *rounded;
@@ -136,17 +167,13 @@ int linear_amx(const float *x, int64_t m, int64_t k, const uint16_t *packed, con
         capacity = rounded ? size : 0;
         if (!rounded) return -1;
     }
-    uint16_t *const inputs = rounded;
-    if (m % TILE != 0) memset(inputs + m / TILE * steps * TILE_WORDS, 0, (size_t)(steps * TILE_WORDS) * sizeof *inputs);
-#pragma omp parallel
-    {
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < m; r++) round_row(x + r * k, inputs, r, k, steps);
-        configure_tiles();
-#pragma omp for schedule(static)
-        for (int64_t pair = 0; pair < pairs; pair++)
-            multiply_pair(inputs, m, steps, packed, bias, y, n, pair * 2 * TILE);
-        _tile_release();
-    }
+    if (m % TILE != 0)
+        memset(rounded + m / TILE * steps * TILE_WORDS, 0, (size_t)(steps * TILE_WORDS) * sizeof *rounded);
+    struct linear l = {x, m, k, steps, rounded, packed, bias, y, n};
+    if (m >= SHARED_ROWS)
+        run(round_rows, &l, m);
+    else
+        round_rows(&l, 0, m);
+    run(multiply_pairs, &l, pairs);
     return 0;
 }

@@ -3,7 +3,7 @@
  * All give each row the same operations in the same order whatever other rows there are, so a token's
  * result does not depend on the batch it was computed in ("batch invariance").
  *
- * Compiled by cpu_kernels.py with -mavx2 -mfma; OpenMP calls go to the runtime that torch has loaded.
+ * Compiled with -mavx2 -mfma.
  */
 #include <cpuid.h>
 #include <immintrin.h>
@@ -13,12 +13,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "cpu_pool.h"
+
 #define TILE 16 /* output features of a weight tile: two AVX registers of float32 */
 #define ROWS 6  /* input rows of a block: 6 x 2 accumulators and the weights fill the 16 registers */
 #define MAX_HEAD_DIM 256
 #define MAX_GROUP 32 /* query heads that share a key head */
 #define KEYS 64 /* keys whose scores are held at once */
-#define PARALLEL_FROM 65536 /* values that are worth waking other threads */
+#define PARALLEL_FROM 65536 /* values that are worth sharing out */
 
 /* Whether this CPU has what amx_linear.c needs, and the operating system lets this process use it. */
 int amx_is_usable(void) {
@@ -27,6 +29,14 @@ int amx_is_usable(void) {
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
     const int has_tiles = (edx >> 24) & 1, has_bf16 = (edx >> 22) & 1;
     return has_tiles && has_bf16 && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+/* Shares out a loop of `count` iterations that touches so many values; a small one is not worth it. */
+static void run(pool_task task, void *argument, int64_t count, int64_t values) {
+    if (values > PARALLEL_FROM)
+        pool_run(task, argument, count);
+    else
+        task(argument, 0, count);
 }
 
 /* ---- Linear layers -------------------------------------------------------------------------------------
@@ -86,19 +96,28 @@ static inline void store_tile(float *y, const __m256 low, const __m256 high, int
 DEFINE_BLOCK(block_bf16, uint16_t, load_bf16)
 DEFINE_BLOCK(block_f32, float, load_f32)
 
+struct linear {
+    const float *x;
+    int64_t m, k;
+    const void *packed;
+    const float *bias;
+    float *y;
+    int64_t n;
+};
+
 #define DEFINE_LINEAR(NAME, TYPE, BLOCK)                                                                    \
-    int NAME(const float *x, int64_t m, int64_t k, const TYPE *packed, const float *bias, float *y,        \
-             int64_t n) {                                                                                  \
-        const int64_t tiles = (n + TILE - 1) / TILE, blocks = (m + ROWS - 1) / ROWS;                       \
-        _Pragma("omp parallel for schedule(static)") for (int64_t tile = 0; tile < tiles; tile++) {        \
-            const TYPE *w = packed + tile * k * TILE;                                                      \
+    static void NAME##_tiles(void *argument, int64_t begin, int64_t end) {                                 \
+        const struct linear *l = argument;                                                                 \
+        const int64_t blocks = (l->m + ROWS - 1) / ROWS, k = l->k, n = l->n;                               \
+        for (int64_t tile = begin; tile < end; tile++) {                                                   \
+            const TYPE *w = (const TYPE *)l->packed + tile * k * TILE;                                     \
             const int64_t first = tile * TILE, width = n - first < TILE ? n - first : TILE;                \
-            const float *b = bias ? bias + first : 0;                                                      \
-/* Blocks of nearly equal height: a short last one would leave the multipliers idle. */           \
+            const float *b = l->bias ? l->bias + first : 0;                                                \
+            /* Blocks of nearly equal height: a short last one would leave the multipliers idle. */        \
             for (int64_t block = 0, r = 0; block < blocks; block++) {                                      \
-                const int64_t rows = m / blocks + (block < m % blocks);                                    \
-                const float *in = x + r * k;                                                               \
-                float *out = y + r * n + first;                                                            \
+                const int64_t rows = l->m / blocks + (block < l->m % blocks);                              \
+                const float *in = l->x + r * k;                                                            \
+                float *out = l->y + r * n + first;                                                         \
                 switch (rows) {                                                                            \
                     case 6: BLOCK(6, in, k, w, b, out, n, width); break;                                   \
                     case 5: BLOCK(5, in, k, w, b, out, n, width); break;                                   \
@@ -110,6 +129,11 @@ DEFINE_BLOCK(block_f32, float, load_f32)
                 r += rows;                                                                                 \
             }                                                                                              \
         }                                                                                                  \
+    }                                                                                                      \
+    int NAME(const float *x, int64_t m, int64_t k, const TYPE *packed, const float *bias, float *y,        \
+             int64_t n) {                                                                                  \
+        struct linear l = {x, m, k, packed, bias, y, n};                                                   \
+        pool_run(NAME##_tiles, &l, (n + TILE - 1) / TILE);                                                 \
         return 0;                                                                                          \
     }
 
@@ -156,21 +180,34 @@ static inline __m256 exp256(__m256 x) {
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sum), power));
 }
 
-/* y[m, i] = silu(x[m, i]) * x[m, n + i] for x [rows, 2 n]; silu(a) = a / (1 + exp(-a)). */
-void gated_silu_f32(const float *x, float *y, int64_t rows, int64_t n) {
-#pragma omp parallel for schedule(static) if (rows * n > PARALLEL_FROM)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *gate = x + r * 2 * n, *up = gate + n;
+struct gated_silu {
+    const float *x;
+    float *y;
+    int64_t n;
+};
+
+static void gated_silu_rows(void *argument, int64_t begin, int64_t end) {
+    const struct gated_silu *s = argument;
+    const int64_t n = s->n;
+    for (int64_t r = begin; r < end; r++) {
+        const float *gate = s->x + r * 2 * n, *up = gate + n;
+        float *y = s->y + r * n;
         int64_t i = 0;
         for (; i + 8 <= n; i += 8) {
             const __m256 a = _mm256_loadu_ps(gate + i), one = _mm256_set1_ps(1.0f);
             /* exp(-|a|) never overflows; the sigmoid of a negative number is e / (1 + e). */
             const __m256 e = exp256(_mm256_or_ps(a, _mm256_set1_ps(-0.0f)));
             const __m256 sigmoid = _mm256_div_ps(_mm256_blendv_ps(one, e, a), _mm256_add_ps(one, e));
-            _mm256_storeu_ps(y + r * n + i, _mm256_mul_ps(_mm256_mul_ps(a, sigmoid), _mm256_loadu_ps(up + i)));
+            _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_mul_ps(a, sigmoid), _mm256_loadu_ps(up + i)));
         }
-        for (; i < n; i++) y[r * n + i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+        for (; i < n; i++) y[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
     }
+}
+
+/* y[m, i] = silu(x[m, i]) * x[m, n + i] for x [rows, 2 n]; silu(a) = a / (1 + exp(-a)). */
+void gated_silu_f32(const float *x, float *y, int64_t rows, int64_t n) {
+    struct gated_silu s = {x, y, n};
+    run(gated_silu_rows, &s, rows, rows * n);
 }
 
 /* ---- Rotary positions ----------------------------------------------------------------------------------
@@ -191,22 +228,36 @@ static void rotate_head(const float *x, const float *norm, float epsilon, const 
     }
 }
 
+struct rotation {
+    const float *qkv, *cos, *sin, *q_norm, *k_norm;
+    float epsilon, *q, *key_pool, *value_pool;
+    const int64_t *slots;
+    int64_t heads, kv_heads, dim;
+};
+
+static void rotate_tokens(void *argument, int64_t begin, int64_t end) {
+    const struct rotation *r = argument;
+    const int64_t dim = r->dim, kv_size = r->kv_heads * dim;
+    for (int64_t t = begin; t < end; t++) {
+        const float *c = r->cos + t * dim, *s = r->sin + t * dim;
+        const float *in = r->qkv + t * (r->heads * dim + 2 * kv_size);
+        for (int64_t h = 0; h < r->heads; h++, in += dim)
+            rotate_head(in, r->q_norm, r->epsilon, c, s, r->q + (t * r->heads + h) * dim, dim);
+        float *key = r->key_pool + r->slots[t] * kv_size;
+        for (int64_t h = 0; h < r->kv_heads; h++, in += dim)
+            rotate_head(in, r->k_norm, r->epsilon, c, s, key + h * dim, dim);
+        memcpy(r->value_pool + r->slots[t] * kv_size, in, (size_t)kv_size * sizeof(float));
+    }
+}
+
 /* qkv [tokens, heads + 2 kv_heads, dim]: queries go rotated to q [tokens, heads, dim], keys rotated and values
  * as they are to the pools, at slots[token]. */
 void rotate_and_store_f32(const float *qkv, const float *cos, const float *sin, const float *q_norm,
                           const float *k_norm, float epsilon, float *q, float *key_pool, float *value_pool,
                           const int64_t *slots, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim) {
-    const int64_t row = (heads + 2 * kv_heads) * dim;
-#pragma omp parallel for schedule(static) if (tokens * row > PARALLEL_FROM)
-    for (int64_t t = 0; t < tokens; t++) {
-        const float *c = cos + t * dim, *s = sin + t * dim, *in = qkv + t * row;
-        for (int64_t h = 0; h < heads; h++, in += dim)
-            rotate_head(in, q_norm, epsilon, c, s, q + (t * heads + h) * dim, dim);
-        float *key = key_pool + slots[t] * kv_heads * dim;
-        for (int64_t h = 0; h < kv_heads; h++, in += dim)
-            rotate_head(in, k_norm, epsilon, c, s, key + h * dim, dim);
-        memcpy(value_pool + slots[t] * kv_heads * dim, in, (size_t)(kv_heads * dim) * sizeof(float));
-    }
+    struct rotation r = {qkv,        cos,   sin,   q_norm,   k_norm, epsilon, q, key_pool,
+                         value_pool, slots, heads, kv_heads, dim};
+    run(rotate_tokens, &r, tokens, tokens * (heads + 2 * kv_heads) * dim);
 }
 
 /* ---- Attention -----------------------------------------------------------------------------------------
@@ -324,22 +375,37 @@ static void attend_query(const float *q, float *out, int64_t group, const float 
         for (int64_t i = 0; i < dim; i++) out[g * dim + i] = heads[g].acc[i] / heads[g].total;
 }
 
+struct attention {
+    const float *q;
+    float *out;
+    const float *keys, *values;
+    const int32_t *starts, *query_lens, *kv_lens, *tables;
+    int64_t table_width, heads, kv_heads, dim, block_size, window;
+    float scale, softcap;
+};
+
+/* Sequences times key heads. */
+static void attend_heads(void *argument, int64_t begin, int64_t end) {
+    const struct attention *a = argument;
+    const int64_t group = a->heads / a->kv_heads, dim = a->dim;
+    for (int64_t item = begin; item < end; item++) {
+        const int64_t s = item / a->kv_heads, kv_head = item % a->kv_heads;
+        const int32_t *table = a->tables + s * a->table_width;
+        for (int64_t i = 0; i < a->query_lens[s]; i++) {
+            const int64_t last = a->kv_lens[s] - a->query_lens[s] + i;
+            const int64_t first = a->window > 0 && last - a->window + 1 > 0 ? last - a->window + 1 : 0;
+            const int64_t row = ((a->starts[s] + i) * a->heads + kv_head * group) * dim;
+            attend_query(a->q + row, a->out + row, group, a->keys + kv_head * dim, a->values + kv_head * dim, table,
+                         a->block_size, a->kv_heads * dim, dim, first, last, a->scale, a->softcap);
+        }
+    }
+}
+
 void paged_attention_f32(const float *q, float *out, const float *keys, const float *values, int64_t sequences,
                          const int32_t *starts, const int32_t *query_lens, const int32_t *kv_lens,
                          const int32_t *tables, int64_t table_width, int64_t heads, int64_t kv_heads,
                          int64_t dim, int64_t block_size, int64_t window, float scale, float softcap) {
-    const int64_t group = heads / kv_heads;
-#pragma omp parallel for collapse(2) schedule(dynamic, 1)
-    for (int64_t s = 0; s < sequences; s++) {
-        for (int64_t kv_head = 0; kv_head < kv_heads; kv_head++) {
-            const int32_t *table = tables + s * table_width;
-            for (int64_t i = 0; i < query_lens[s]; i++) {
-                const int64_t last = kv_lens[s] - query_lens[s] + i;
-                const int64_t first = window > 0 && last - window + 1 > 0 ? last - window + 1 : 0;
-                const int64_t row = ((starts[s] + i) * heads + kv_head * group) * dim;
-                attend_query(q + row, out + row, group, keys + kv_head * dim, values + kv_head * dim, table,
-                             block_size, kv_heads * dim, dim, first, last, scale, softcap);
-            }
-        }
-    }
+    struct attention a = {q,           out,   keys,     values, starts,     query_lens, kv_lens, tables,
+                          table_width, heads, kv_heads, dim,    block_size, window,     scale,   softcap};
+    pool_run(attend_heads, &a, sequences * kv_heads);
 }

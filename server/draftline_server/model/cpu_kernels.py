@@ -39,7 +39,10 @@ class CpuKernels:
         self._library = library
         pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
         self._linears = {torch.bfloat16: library.linear_bf16, torch.float32: library.linear_f32}
+        library.pool_set_threads(torch.get_num_threads())
         self._linear_amx = None if amx is None else amx.linear_amx
+        if amx is not None:
+            amx.use_pool(library.pool_run)
         for function in (*self._linears.values(), self._linear_amx):
             if function is not None:
                 function.argtypes = [pointer, size, size, pointer, pointer, pointer, size]

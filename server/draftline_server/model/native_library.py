@@ -1,8 +1,7 @@
 """Compiles C files with the system's compiler and loads what comes of it.
 
 A library is built at first use (a second or two) and kept in the user's cache directory under a key of its
-source. Images have no compiler; theirs are built with the image, into the folder `BUILT` beside the sources,
-and OpenMP's library with them, which slim images lack as well:
+sources. Images have no compiler; theirs are built with the image, into the folder `BUILT` beside the sources:
 
     python -m draftline_server.model.native_library
 """
@@ -24,21 +23,21 @@ logger = logging.getLogger(__name__)
 
 BUILT = Path(__file__).with_name("native")
 
-_FLAGS = ("-O3", "-fopenmp", "-fPIC", "-shared", "-Wl,-rpath,$ORIGIN")
-_OPENMP = "libgomp.so.1"
+_FLAGS = ("-O3", "-fPIC", "-shared", "-pthread")
 _MAX_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A C file beside this one, and what its instructions need."""
+    """C files beside this one, headers last, and what their instructions need."""
 
-    file_name: str
+    name: str
+    file_names: tuple[str, ...]
     flags: tuple[str, ...]
 
     @property
-    def path(self) -> Path:
-        return Path(__file__).with_name(self.file_name)
+    def paths(self) -> list[Path]:
+        return [Path(__file__).with_name(name) for name in self.file_names]
 
     @property
     def all_flags(self) -> tuple[str, ...]:
@@ -47,13 +46,15 @@ class Source:
     @property
     def library_name(self) -> str:
         """Changes with everything that the library is made of."""
-        content = self.path.read_bytes() + " ".join(self.all_flags).encode()
-        return f"{self.path.stem}-{hashlib.sha256(content).hexdigest()[:16]}.so"
+        content = b"".join(path.read_bytes() for path in self.paths) + " ".join(self.all_flags).encode()
+        return f"{self.name}-{hashlib.sha256(content).hexdigest()[:16]}.so"
 
 
-CPU_KERNELS = Source("cpu_kernels.c", ("-mavx2", "-mfma"))
+CPU_KERNELS = Source("cpu_kernels", ("cpu_kernels.c", "cpu_pool.c", "cpu_pool.h"), ("-mavx2", "-mfma"))
 AMX_LINEAR = Source(
-    "amx_linear.c", ("-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512bf16")
+    "amx_linear",
+    ("amx_linear.c", "cpu_pool.h"),
+    ("-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512bf16"),
 )
 
 
@@ -64,12 +65,12 @@ def load(source: Source) -> ctypes.CDLL | None:
         if not built.exists() and not cached.exists():
             compiler = _compiler()
             if compiler is None:
-                logger.warning("No C compiler found, running without %s", source.file_name)
+                logger.warning("No C compiler found, running without %s", source.name)
                 return None
             _compile(compiler, source, cached)
         return ctypes.CDLL(str(built if built.exists() else cached))
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("%s could not be built, running without it: %s", source.file_name, error)
+        logger.warning("%s could not be built, running without it: %s", source.name, error)
         return None
 
 
@@ -86,10 +87,6 @@ def build_all(folder: Path = BUILT) -> None:
         raise FileNotFoundError("no C compiler found")
     for source in (CPU_KERNELS, AMX_LINEAR):
         _compile(compiler, source, folder / source.library_name)
-    found = subprocess.run(
-        [compiler, f"-print-file-name={_OPENMP}"], check=True, capture_output=True, text=True
-    )
-    shutil.copy(found.stdout.strip(), folder / _OPENMP)
 
 
 def _compiler() -> str | None:
@@ -106,8 +103,9 @@ def _compile(compiler: str, source: Source, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         built = Path(directory) / path.name
+        sources = [str(source_path) for source_path in source.paths if source_path.suffix == ".c"]
         subprocess.run(
-            [compiler, *source.all_flags, str(source.path), "-o", str(built), "-lm"],
+            [compiler, *source.all_flags, *sources, "-o", str(built), "-lm"],
             check=True,
             capture_output=True,
             timeout=_MAX_SECONDS,
