@@ -1,4 +1,4 @@
-"""Loops shared out among threads: every piece is done once, whoever calls, and whatever became of the threads."""
+"""Loops shared out among threads: every piece is done once, whoever calls, whatever became of the threads."""
 
 from __future__ import annotations
 
