@@ -35,12 +35,11 @@ def run(pool: ctypes.CDLL, count: int) -> list[int]:
     """How often each iteration of a loop was done."""
     done = [0] * count
 
-    @Task
     def task(_: object, begin: int, end: int) -> None:
         for index in range(begin, end):
             done[index] += 1
 
-    pool.pool_run(task, None, count)
+    pool.pool_run(Task(task), None, count)
     return done
 
 
@@ -60,13 +59,12 @@ def test_more_threads_than_one_take_part(pool: ctypes.CDLL) -> None:
     seen: set[int] = set()
     meeting = threading.Barrier(2, timeout=30)
 
-    @Task
     def task(_: object, begin: int, end: int) -> None:
         seen.add(threading.get_native_id())
         if begin == 0 or end == 64:
             meeting.wait()  # two pieces at once, or never
 
-    pool.pool_run(task, None, 64)
+    pool.pool_run(Task(task), None, 64)
     assert len(seen) > 1
 
 
