@@ -195,8 +195,11 @@ class Operator:
         ]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(task) for task in leading]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            stop_watching.set()
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                # Also where one of them raised: cancelled without it, kopf kills the process after a while.
+                stop_watching.set()
             for task in tasks:
                 task.cancel()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftline_server import __version__
+from draftline_server.allocator import keep_freed_memory
 from draftline_server.config import Config, load_config, parse_config, with_overrides
 from draftline_server.errors import ConfigError, FetchError, ResourceError, StartupError
 from draftline_server.log import configure_logging, log_failure
@@ -205,6 +206,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     # Before torch is loaded, which reads it once. A thread that spins while it waits for another may keep
     # that one from its CPU: beside busy neighbours a step then takes many times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    keep_freed_memory()
     configure_logging(level=config.observability.log_level, log_format=config.observability.log_format)
     # Imported late: gRPC takes a moment, which --help and a wrong key should not cost.
     from draftline_server.app import load_pair, run

@@ -31,7 +31,7 @@ class RpcRun(Run):
     """With the CPU time that serving took, and that of the clients, who have no cores of their own here."""
 
     server_cpu_seconds: float = 0.0
-    """All threads of the server but the engine's and OpenMP's."""
+    """All threads of the server but the engine's and the pool's."""
     client_cpu_seconds: float = 0.0
 
 

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import report
 from arms import Arm, Dtype
+from draftline_server.allocator import keep_freed_memory
 from engine_arms import CONTEXT_LENGTH, NUM_LOOKUP_TOKENS, LoadedPair, load_pair, make_arms
 from machine import Machine, measure_machine
 from measure import measure
@@ -86,6 +87,7 @@ def prepare(arguments: argparse.Namespace) -> Bench:
         streams=tuple(arguments.streams or effort.streams),
         new_tokens=arguments.new_tokens or effort.new_tokens,
     )
+    keep_freed_memory()  # as `serve` does
     torch.set_num_threads(arguments.threads)
     pair = tiny_pair() if arguments.quick else smollm2_pair()
     return Bench(

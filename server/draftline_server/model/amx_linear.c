@@ -151,9 +151,9 @@ static void multiply_pairs(void *argument, int64_t begin, int64_t end) {
 }
 
 /* The pool of cpu_kernels: two would be in each other's way. */
-static void (*run)(pool_task task, void *argument, int64_t count);
+static void (*run)(pool_task task, void *argument, int64_t count, int64_t piece);
 
-void use_pool(void (*pool)(pool_task task, void *argument, int64_t count)) { run = pool; }
+void use_pool(void (*pool)(pool_task task, void *argument, int64_t count, int64_t piece)) { run = pool; }
 
 /* Returns 0, or -1 where memory for the rounded inputs is missing. */
 int linear_amx(const float *x, int64_t m, int64_t k, const uint16_t *packed, const float *bias, float *y, int64_t n) {
@@ -171,9 +171,9 @@ int linear_amx(const float *x, int64_t m, int64_t k, const uint16_t *packed, con
         memset(rounded + m / TILE * steps * TILE_WORDS, 0, (size_t)(steps * TILE_WORDS) * sizeof *rounded);
     struct linear l = {x, m, k, steps, rounded, packed, bias, y, n};
     if (m >= SHARED_ROWS)
-        run(round_rows, &l, m);
+        run(round_rows, &l, m, 0);
     else
         round_rows(&l, 0, m);
-    run(multiply_pairs, &l, pairs);
+    run(multiply_pairs, &l, pairs, 0);
     return 0;
 }

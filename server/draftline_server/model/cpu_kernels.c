@@ -34,7 +34,7 @@ int amx_is_usable(void) {
 /* Shares out a loop of `count` iterations that touches so many values; a small one is not worth it. */
 static void run(pool_task task, void *argument, int64_t count, int64_t values) {
     if (values > PARALLEL_FROM)
-        pool_run(task, argument, count);
+        pool_run(task, argument, count, 0);
     else
         task(argument, 0, count);
 }
@@ -133,7 +133,7 @@ struct linear {
     int NAME(const float *x, int64_t m, int64_t k, const TYPE *packed, const float *bias, float *y,        \
              int64_t n) {                                                                                  \
         struct linear l = {x, m, k, packed, bias, y, n};                                                   \
-        pool_run(NAME##_tiles, &l, (n + TILE - 1) / TILE);                                                 \
+        pool_run(NAME##_tiles, &l, (n + TILE - 1) / TILE, 0);                                                 \
         return 0;                                                                                          \
     }
 
@@ -161,6 +161,39 @@ void rms_norm_f32(const float *x, const float *weight, float *y, int64_t rows, i
         const float scale = 1.0f / sqrtf(dot(x, x, dim) / (float)dim + epsilon);
         for (int64_t i = 0; i < dim; i++) y[i] = x[i] * scale * weight[i];
     }
+}
+
+/* ---- Greedy choice -------------------------------------------------------------------------------------- */
+
+struct choice {
+    const float *x;
+    int64_t *out, dim;
+};
+
+static void choose_rows(void *argument, int64_t begin, int64_t end) {
+    const struct choice *c = argument;
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = c->x + r * c->dim;
+        /* Eight at a time for the largest, then the first place that holds it. */
+        __m256 largest = _mm256_set1_ps(-INFINITY);
+        int64_t i = 0;
+        for (; i + 8 <= c->dim; i += 8) largest = _mm256_max_ps(_mm256_loadu_ps(x + i), largest);
+        float lanes[8], maximum = -INFINITY;
+        _mm256_storeu_ps(lanes, largest);
+        for (int j = 0; j < 8; j++)
+            if (lanes[j] > maximum) maximum = lanes[j];
+        for (; i < c->dim; i++)
+            if (x[i] > maximum) maximum = x[i];
+        int64_t place = 0;
+        while (place < c->dim - 1 && !(x[place] == maximum)) place++;
+        c->out[r] = place;
+    }
+}
+
+/* out[r] is the first index of the largest of row r of x [rows, dim]. */
+void argmax_f32(const float *x, int64_t *out, int64_t rows, int64_t dim) {
+    struct choice c = {x, out, dim};
+    run(choose_rows, &c, rows, rows * dim);
 }
 
 /* ---- Activations -------------------------------------------------------------------------------------- */
@@ -407,5 +440,5 @@ void paged_attention_f32(const float *q, float *out, const float *keys, const fl
                          int64_t dim, int64_t block_size, int64_t window, float scale, float softcap) {
     struct attention a = {q,           out,   keys,     values, starts,     query_lens, kv_lens, tables,
                           table_width, heads, kv_heads, dim,    block_size, window,     scale,   softcap};
-    pool_run(attend_heads, &a, sequences * kv_heads);
+    pool_run(attend_heads, &a, sequences * kv_heads, 1); /* sequences differ in length */
 }

@@ -50,6 +50,9 @@ class CpuKernels:
         self._rms_norm = library.rms_norm_f32
         self._rms_norm.argtypes = [pointer] * 3 + [size] * 2 + [real]
         self._rms_norm.restype = None
+        self._argmax = library.argmax_f32
+        self._argmax.argtypes = [pointer] * 2 + [size] * 2
+        self._argmax.restype = None
         self._gated_silu = library.gated_silu_f32
         self._gated_silu.argtypes = [pointer] * 2 + [size] * 2
         self._gated_silu.restype = None
@@ -102,6 +105,12 @@ class CpuKernels:
         dim = weight.shape[0]
         self._rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // dim, dim, epsilon)
         return y
+
+    def argmax(self, x: Tensor) -> Tensor:
+        """The first index of the largest value of each row of contiguous float32 ``x [rows, n]``."""
+        out = torch.empty(x.shape[0], dtype=torch.int64)
+        self._argmax(x.data_ptr(), out.data_ptr(), *x.shape)
+        return out
 
     def gated_silu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of the halves of contiguous float32 ``x [..., 2 n]``; returns ``[..., n]``."""

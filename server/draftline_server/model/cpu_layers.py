@@ -35,6 +35,12 @@ def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.float32 if is_widened else dtype
 
 
+def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
+    """Changes the dtype of weights. Buffers stay: rotary frequencies in bfloat16 would be other angles."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
 class KernelLinear(nn.Module):
     """A linear layer with float32 activations and weights ``[out, in]`` packed for our kernels."""
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftline_server.model import attention
 from draftline_server.model.cpu_decoder_layer import fuse_decoder_layers
-from draftline_server.model.cpu_layers import compute_dtype, replace_layers
+from draftline_server.model.cpu_layers import cast_parameters, compute_dtype, replace_layers
 
 # What forwards return, whatever config.json says of it.
 _OUTPUT = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
@@ -32,7 +32,7 @@ def load_model(path: Path, *, dtype: torch.dtype, device: torch.device, pack: bo
     module.to(device).eval().requires_grad_(False)
     if device.type == "cpu" and pack:
         replace_layers(model)  # before the dtype changes: packed weights keep theirs
-    module.to(compute_dtype(dtype, device))
+    cast_parameters(model, compute_dtype(dtype, device))
     if device.type == "cpu" and pack:
         fuse_decoder_layers(model)
     return model

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from draftline_server.model import cpu_kernels
 from draftline_server.model.noise import exponential_noise
 
 
@@ -14,16 +15,25 @@ def sample(logits: Tensor, keys: Sequence[int | None]) -> list[int]:
     """Samples each row of processed logits ``[rows, vocab]``; a key of None takes the argmax."""
     drawn = [i for i, key in enumerate(keys) if key is not None]
     if not drawn:
-        return logits.argmax(dim=-1).tolist()
+        return argmax(logits)
     noise_keys = [key for key in keys if key is not None]
     index = torch.tensor(drawn, device=logits.device)
     probs = torch.softmax(logits[index] if len(drawn) < len(keys) else logits, dim=-1)
     sampled = sample_probs(probs, noise_keys)
     if len(drawn) == len(keys):
         return sampled
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    tokens = argmax(logits)
     for row, token_id in zip(drawn, sampled, strict=True):
         tokens[row] = token_id
+    return tokens
+
+
+def argmax(logits: Tensor) -> list[int]:
+    """The token of the highest logit of each row ``[rows, vocab]``; of equals the first."""
+    kernels = cpu_kernels.load() if logits.device.type == "cpu" else None
+    if kernels is not None and logits.dtype == torch.float32 and logits.is_contiguous():
+        return kernels.argmax(logits).tolist()
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
     return tokens
 
 

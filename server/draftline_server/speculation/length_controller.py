@@ -130,14 +130,14 @@ class LengthController:
     def switch_off(self) -> None:
         """Switches every proposer off, as if it had disappointed; for tests."""
         for switch in self._switches.values():
-            switch.turn_off()
+            switch.turn_off(batch_size=1)
 
     def usable(self, batch_size: int) -> frozenset[str]:
         """The proposers that this step should ask. Counts down to the next probes of those that are off."""
         if not self._may_speculate(batch_size):
             return frozenset()
         return frozenset(
-            name for name, switch in self._switches.items() if switch.is_on or switch.count_down()
+            name for name, switch in self._switches.items() if switch.is_on or switch.count_down(batch_size)
         )
 
     def may_follow(self, batch_size: int, *, has_offers: bool) -> bool:
@@ -227,7 +227,7 @@ class LengthController:
             own = [offer for offer in offers if offer.proposer == name]
             reason = self._reason_against(name, own, best)
             if self._switches[name].note(is_poor=reason is not None) and reason is not None:
-                self._switch_off(name, reason)
+                self._switch_off(name, reason, batch_size)
                 for offer in own:
                     lengths.pop(offer.request.request_id, None)
         if not lengths:
@@ -237,8 +237,8 @@ class LengthController:
             return {}
         return _choices(offers, lengths)
 
-    def _switch_off(self, name: str, reason: str) -> None:
-        self._switches[name].turn_off(was_promising=reason == MEASURED_SLOWER)
+    def _switch_off(self, name: str, reason: str, batch_size: int) -> None:
+        self._switches[name].turn_off(batch_size=batch_size, was_promising=reason == MEASURED_SLOWER)
         self.fallbacks[reason] += 1
         if not self.is_active:
             self._speedup = MeasuredSpeedup()

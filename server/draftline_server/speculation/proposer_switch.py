@@ -9,6 +9,8 @@ EAGER_PROBE_INTERVAL = 4
 MAX_RELAPSES = 5
 # Steps after which being on was worth its beginning, when drafts read what they missed.
 LONG_STAY = 256
+# What was found out with one number of sequences says little of one so many times as large or as small.
+OTHER_BATCH = 4
 
 
 class MeasuredSpeedup:
@@ -42,6 +44,8 @@ class ProposerSwitch:
         self._steps_until_probe = MIN_PROBE_INTERVAL
         self._probe_interval = MIN_PROBE_INTERVAL
         self._cheapest_interval = 0
+        self._batch_size = 1
+        """At which it was switched off, or last given another chance."""
 
     @property
     def is_probe_due(self) -> bool:
@@ -53,7 +57,7 @@ class ProposerSwitch:
         self._num_poor_steps = self._num_poor_steps + 1 if is_poor else 0
         return self._num_poor_steps >= STEPS_BEFORE_OFF
 
-    def turn_off(self, *, was_promising: bool = False) -> None:
+    def turn_off(self, *, batch_size: int, was_promising: bool = False) -> None:
         """Switches off.
 
         What looked well but measured badly, or was on for a short time only, will do so again: it waits
@@ -62,6 +66,7 @@ class ProposerSwitch:
         is_relapse = was_promising or self._num_steps_on < LONG_STAY
         self._num_relapses = self._num_relapses + 1 if is_relapse else 0
         self.is_on = False
+        self._batch_size = batch_size
         self.speedup = MeasuredSpeedup()
         self._probe_interval = MIN_PROBE_INTERVAL
         self._steps_until_probe = MIN_PROBE_INTERVAL * 2 ** min(self._num_relapses, MAX_RELAPSES)
@@ -71,8 +76,15 @@ class ProposerSwitch:
         self._num_poor_steps = 0
         self._num_steps_on = 0
 
-    def count_down(self) -> bool:
-        """Counts a step in which it was off; returns whether a probe is due."""
+    def count_down(self, batch_size: int) -> bool:
+        """Counts a step in which it was off; returns whether a probe is due.
+
+        However long it was to wait: with another number of sequences it has another chance.
+        """
+        if not self._batch_size / OTHER_BATCH < batch_size < self._batch_size * OTHER_BATCH:
+            self._batch_size = batch_size
+            soon = max(MIN_PROBE_INTERVAL, self._cheapest_interval)
+            self._steps_until_probe = min(self._steps_until_probe, soon)
         self._steps_until_probe -= 1
         return self.is_probe_due
 

@@ -14,7 +14,7 @@ import torch
 
 from draftline_server.model import cpu_kernels, native_library
 
-if native_library.load(native_library.CPU_KERNELS) is None:
+if cpu_kernels.load() is None:
     pytest.skip("this machine cannot have the kernels", allow_module_level=True)
 
 Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -24,14 +24,14 @@ Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 def pool() -> Iterator[ctypes.CDLL]:
     library = native_library.load(native_library.CPU_KERNELS)
     assert library is not None
-    library.pool_run.argtypes = [Task, ctypes.c_void_p, ctypes.c_int64]
+    library.pool_run.argtypes = [Task, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     library.pool_run.restype = None
     library.pool_set_threads(4)  # more than there may be cores
     yield library
     library.pool_set_threads(torch.get_num_threads())
 
 
-def run(pool: ctypes.CDLL, count: int) -> list[int]:
+def run(pool: ctypes.CDLL, count: int, piece: int = 0) -> list[int]:
     """How often each iteration of a loop was done."""
     done = [0] * count
 
@@ -39,14 +39,15 @@ def run(pool: ctypes.CDLL, count: int) -> list[int]:
         for index in range(begin, end):
             done[index] += 1
 
-    pool.pool_run(Task(task), None, count)
+    pool.pool_run(Task(task), None, count, piece)
     return done
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 15, 16, 17, 1000])
 def test_every_iteration_is_done_once(pool: ctypes.CDLL, count: int) -> None:
-    for _ in range(50):
-        assert run(pool, count) == [1] * count
+    for piece in (0, 1, 3, 2000):
+        for _ in range(20):
+            assert run(pool, count, piece) == [1] * count
 
 
 def test_a_loop_is_done_when_the_call_returns_also_after_threads_slept(pool: ctypes.CDLL) -> None:
@@ -64,8 +65,49 @@ def test_more_threads_than_one_take_part(pool: ctypes.CDLL) -> None:
         if begin == 0 or end == 64:
             meeting.wait()  # two pieces at once, or never
 
-    pool.pool_run(Task(task), None, 64)
+    pool.pool_run(Task(task), None, 64, 0)
     assert len(seen) > 1
+
+
+def test_fewer_threads_take_part_once_there_are_to_be_fewer(pool: ctypes.CDLL) -> None:
+    run(pool, 64)
+    pool.pool_set_threads(2)
+    seen: set[int] = set()
+
+    def task(_: object, begin: int, end: int) -> None:
+        seen.add(threading.get_native_id())
+
+    for _ in range(200):
+        pool.pool_run(Task(task), None, 64, 1)
+    assert len(seen) <= 2
+
+
+def test_the_number_of_threads_may_change_while_a_loop_runs(pool: ctypes.CDLL) -> None:
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            for threads in (1, 4, 2, 8):
+                pool.pool_set_threads(threads)
+
+    changer = threading.Thread(target=change)
+    changer.start()
+    try:
+        for _ in range(200):
+            assert run(pool, 50) == [1] * 50
+    finally:
+        stop.set()
+        changer.join()
+
+
+def test_a_loop_inside_of_a_loop_is_done_by_its_own_thread(pool: ctypes.CDLL) -> None:
+    inner: list[list[int]] = []
+
+    def task(_: object, begin: int, end: int) -> None:
+        inner.extend(run(pool, 10) for _ in range(begin, end))
+
+    pool.pool_run(Task(task), None, 16, 1)
+    assert inner == [[1] * 10] * 16
 
 
 def test_callers_in_several_threads_do_not_get_in_each_others_way(pool: ctypes.CDLL) -> None:
@@ -100,20 +142,32 @@ def test_products_are_the_same_with_any_number_of_threads(pool: ctypes.CDLL, thr
 
 
 def test_a_child_of_a_process_that_used_the_pool_has_one_of_its_own() -> None:
+    """Also one that is forked while another thread runs loops."""
     script = """
-import os, torch
+import os, threading, torch
 from draftline_server.model import cpu_kernels
 kernels = cpu_kernels.load()
 kernels._library.pool_set_threads(3)
 weight = kernels.pack(torch.ones(512, 64))
-kernels.linear(torch.ones(8, 64), weight, None)
-child = os.fork()
-sums = {float(kernels.linear(torch.ones(8, 64), weight, None).sum()) for _ in range(100)}
-assert sums == {8.0 * 512 * 64}, sums
-if child == 0:
-    os._exit(0)
-_, status = os.waitpid(child, 0)
-assert status == 0, status
+x = torch.ones(8, 64)
+
+def multiply():
+    sums = {float(kernels.linear(x, weight, None).sum()) for _ in range(300)}
+    assert sums == {8.0 * 512 * 64}, sums
+
+multiply()
+busy = threading.Thread(target=multiply)
+busy.start()
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        alone = len(os.listdir("/proc/self/task"))
+        kernels._library.pool_set_threads(3)
+        multiply()
+        os._exit(0 if len(os.listdir("/proc/self/task")) == alone + 2 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+busy.join()
+multiply()
 """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120, env=environment)

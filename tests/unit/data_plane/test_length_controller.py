@@ -389,9 +389,9 @@ def test_a_switch_that_is_soon_off_again_waits_longer_each_time_until_it_stays_o
     def steps_until_probe_after(num_steps_on: int) -> int:
         for _ in range(num_steps_on):
             switch.note(is_poor=True)
-        switch.turn_off()
+        switch.turn_off(batch_size=1)
         num_steps = 1
-        while not switch.count_down():
+        while not switch.count_down(1):
             num_steps += 1
         switch.turn_on()
         return num_steps
@@ -400,6 +400,24 @@ def test_a_switch_that_is_soon_off_again_waits_longer_each_time_until_it_stays_o
     waits = [steps_until_probe_after(STEPS_BEFORE_OFF) for _ in range(8)]
     assert waits == [first, *(first * 2**n for n in (1, 2, 3, 4, 5, 5, 5))]
     assert steps_until_probe_after(LONG_STAY) == first
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "waits"), [(32, True), (9, True), (100, True), (8, False), (1, False), (128, False)]
+)
+def test_with_another_number_of_sequences_a_switch_has_another_chance(
+    batch_size: int, *, waits: bool
+) -> None:
+    switch = ProposerSwitch(is_on=True)
+    for _ in range(8):  # on for too short a time, again and again
+        switch.turn_on()
+        switch.turn_off(batch_size=32)
+    assert not any(switch.count_down(32) for _ in range(MIN_PROBE_INTERVAL))
+    num_steps = 1
+    while not switch.count_down(batch_size):
+        num_steps += 1
+    assert (num_steps > 10 * MIN_PROBE_INTERVAL) is waits
+    assert waits or num_steps == MIN_PROBE_INTERVAL
 
 
 @pytest.mark.parametrize(("num_missed", "goes_on"), [(10, True), (3_000, False)])
