@@ -39,7 +39,7 @@ test: $(INSTALLED) ## Runs the tests
 	@$(BIN)/python -m pytest -m "not slow and not gpu and not bench and not cluster"
 
 test-slow: $(INSTALLED) models ## Runs the slower tests
-	@$(BIN)/python -m pytest -m "slow and not gpu and not bench and not cluster"
+	@$(BIN)/python -m pytest -m "slow and not gpu and not bench and not cluster" --numprocesses 2
 
 test-cluster: $(INSTALLED) models ## Runs the tests on a real Kubernetes, which is built and started here
 	@$(BIN)/python -m pytest -m "cluster and not slow" tests/cluster
