@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final, Self
 
@@ -25,15 +26,23 @@ _READ = (WAITING_METRIC, RUNNING_METRIC, _DRAFTED, _ACCEPTED, _SPECULATING, _DRA
 class PodScraper:
     """Close it at the end. Pods that hang cost a second each, of a limited number at a time."""
 
-    def __init__(self, clock: Callable[[], float], *, port: int = ADMIN_PORT) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        port: int = ADMIN_PORT,
+        timeout: float = SCRAPE_TIMEOUT_SECONDS,
+    ) -> None:
         self._clock = clock
         self._port = port
+        self._timeout = timeout
+        # Not the connector's limit: a pod's time begins when it is asked, not when it is to be.
+        self._turns = asyncio.Semaphore(_MAX_CONCURRENT_SCRAPES)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS),
-            connector=aiohttp.TCPConnector(limit=_MAX_CONCURRENT_SCRAPES),
+            timeout=aiohttp.ClientTimeout(total=self._timeout), connector=aiohttp.TCPConnector(limit=0)
         )
         return self
 
@@ -46,7 +55,7 @@ class PodScraper:
         assert self._session is not None
         host = f"[{address}]" if ":" in address else address
         try:
-            async with self._session.get(f"http://{host}:{self._port}/metrics") as response:
+            async with self._turns, self._session.get(f"http://{host}:{self._port}/metrics") as response:
                 if response.status != 200:
                     raise ClusterError(f"{address} answered /metrics with status {response.status}")
                 text = await _read(response)

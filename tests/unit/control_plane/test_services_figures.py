@@ -88,7 +88,7 @@ async def scraper() -> AsyncIterator[PodScraper]:
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with PodScraper(lambda: 1000.0, port=runner.addresses[0][1]) as opened:
+    async with PodScraper(lambda: 1000.0, port=runner.addresses[0][1], timeout=30.0) as opened:
         yield opened
     await runner.cleanup()
 
