@@ -158,8 +158,14 @@ def test_the_autoscaler_reads_the_queue_and_scales_the_resource_up_and_down(
     served: Served, namespace: str
 ) -> None:
     key = f"{namespace}/chat"
-    served.set_load(key, waiting=20, running=8)
+    served.set_load(key, waiting=0, running=1)
     deploy(served, namespace, "chat")
+    # The controller manager looks for new API groups every 30 seconds.
+    wait_until(
+        lambda: autoscaler_condition(served, namespace, "chat", "ScalingActive").get("status") == "True",
+        seconds=60,
+    )
+    served.set_load(key, waiting=20, running=8)
     took = wait_until(lambda: replicas_of(served, namespace, "chat") == 5)
     print(f"20 waiting, high watermark 4: 5 replicas after {took:.1f} s")
     condition = autoscaler_condition(served, namespace, "chat", "ScalingActive")
