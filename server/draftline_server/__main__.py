@@ -1,4 +1,4 @@
-"""The command line: `draftline-server serve`, `generate`, `fetch`, `preflight` and `plan`."""
+"""The command line: `draftline-server serve`, `generate`, `fetch`, `preflight`, `plan` and `distill`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -66,6 +67,17 @@ _SAMPLING: tuple[tuple[str, str, Callable[[str], Any], str], ...] = (
 )
 
 
+# Flag of `distill`, type, default, help.
+_DISTILL: tuple[tuple[str, Callable[[str], Any], Any, str], ...] = (
+    ("--num-dialogues", int, 4096, "dialogues to make up"),
+    ("--max-answer-tokens", int, 256, "longest answer"),
+    ("--draft-vocab-size", int, 8192, "tokens that the head may propose"),
+    ("--unrolled-steps", int, 4, "tokens that it learns to draft in a row"),
+    ("--batch-size", int, 16, "dialogues of a training step"),
+    ("--seed", int, 0, "decides everything that is drawn"),
+)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     arguments = build_parser().parse_args(argv)
@@ -94,6 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_fetch(commands)
     _add_preflight(commands)
     _add_plan(commands)
+    _add_distill(commands)
     return parser
 
 
@@ -193,6 +206,50 @@ def _add_plan(commands: Any) -> None:
     _add_accelerator_memory(parser)
 
 
+def _add_distill(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "distill",
+        help="make a draft head for a target model",
+        description="Trains a small head that drafts for one target (EAGLE-3): the target answers prompts, "
+        "its hidden states are kept, a head learns from both and is measured on prompts held out. The result "
+        "is a directory for --draft, with a README of what it is worth. What was interrupted goes on where "
+        "it ended when the command is given again.",
+        epilog="Prompts: a text file with a prompt a line, or .jsonl with objects that have prompt or "
+        "messages. Without any, the target makes up the dialogues. Exit codes: 0 the head is there; 2 it "
+        "cannot be made; 130 interrupted.",
+    )
+    parser.set_defaults(run=_distill)
+    parser.add_argument("--target", type=Path, metavar="DIR", required=True, help="the target model")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="where the head goes")
+    parser.add_argument(
+        "--work", type=Path, metavar="DIR", help="what is kept in between (default: OUT.work)"
+    )
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument("--prompts", type=Path, metavar="FILE", help="prompts for the target to answer")
+    data.add_argument(
+        "--dialogues", type=Path, metavar="FILE", help="texts of the target, from an earlier run"
+    )
+    for flag, kind, default, text in _DISTILL:
+        parser.add_argument(
+            flag, type=kind, default=default, metavar="N", help=f"{text} (default: %(default)s)"
+        )
+    parser.add_argument("--minutes", type=float, metavar="N", help="time to train for (default: 60)")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps to train for, instead of minutes")
+    parser.add_argument(
+        "--checkpoint-seconds",
+        type=float,
+        default=60.0,
+        metavar="N",
+        help="training time that a kill may cost (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--layers", metavar="I,J,K", help="hidden states that it reads; the last one is the final"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s"
+    )
+
+
 def _add_accelerator_memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accelerator-memory",
@@ -257,6 +314,57 @@ def _plan(arguments: argparse.Namespace) -> int:
     from draftline_server.preflight import run_checks
 
     return _show_findings(run_checks(lambda: _read_config(arguments), arguments.accelerator_memory))
+
+
+def _distill(arguments: argparse.Namespace) -> int:
+    settings = _distill_settings(arguments)
+    from draftline_server.distill.pipeline import distill
+
+    evaluation = distill(settings)
+    for line in evaluation.summary():
+        print(line)
+    return 0
+
+
+def _distill_settings(arguments: argparse.Namespace) -> Any:
+    """Raises `ConfigError`."""
+    if arguments.steps is not None and arguments.minutes is not None:
+        raise ConfigError("--steps: not with --minutes")
+    for flag, _, _, _ in (*_DISTILL, ("--minutes", None, None, ""), ("--steps", None, None, "")):
+        value = getattr(arguments, flag.removeprefix("--").replace("-", "_"))
+        if value is not None and value < (0 if flag == "--seed" else 1e-9):
+            raise ConfigError(f"{flag}: must be above 0, not {value}")
+    try:
+        layers = tuple(int(part) for part in arguments.layers.split(",")) if arguments.layers else None
+    except ValueError as error:
+        raise ConfigError(f"--layers: numbers with commas between, not {arguments.layers!r}") from error
+    from draftline_server.distill.pipeline import DistillSettings
+    from draftline_server.distill.training import TrainingSettings
+    from draftline_server.model.device import resolve_device
+
+    out = arguments.out.resolve()
+    minutes = 60.0 if arguments.minutes is None and arguments.steps is None else arguments.minutes
+    return DistillSettings(
+        target=arguments.target,
+        out=out,
+        work=arguments.work or out.with_name(f"{out.name}.work"),
+        prompts=arguments.prompts,
+        dialogues=arguments.dialogues,
+        num_dialogues=arguments.num_dialogues,
+        max_answer_tokens=arguments.max_answer_tokens,
+        layer_ids=layers,
+        draft_vocab_size=arguments.draft_vocab_size,
+        device=resolve_device(arguments.device),
+        training=TrainingSettings(
+            steps=arguments.steps,
+            minutes=minutes,
+            unrolled_steps=arguments.unrolled_steps,
+            batch_size=arguments.batch_size,
+            seed=arguments.seed,
+            checkpoint_seconds=arguments.checkpoint_seconds,
+        ),
+        command=shlex.join(["draftline-server", *sys.argv[1:]]),
+    )
 
 
 def _show_findings(findings: Findings) -> int:

@@ -33,12 +33,14 @@ from draftline_server.core.scheduler import ScheduledRequest, Scheduler, StepPla
 from draftline_server.core.stats import EngineStatistics
 from draftline_server.core.tally import Tally
 from draftline_server.errors import DeadlineError, ModelError, RequestError
+from draftline_server.model.hidden_states import HiddenStateTap
 from draftline_server.model.logits import top_logprobs
-from draftline_server.model.runner import ModelRunner, SequenceInput
+from draftline_server.model.runner import ModelRunner, Runner, SequenceInput
 from draftline_server.speculation.calibration import measure_costs
 from draftline_server.speculation.chain import Offer, ProposerChain
 from draftline_server.speculation.length_controller import DRAFT_MODEL, Choice, LengthController
 from draftline_server.speculation.proposer import Draft, DraftTask
+from draftline_server.speculation.step_costs import StepCosts
 from draftline_server.speculation.verification import Verified, Verify, VerifyTask, verify
 
 
@@ -47,7 +49,7 @@ class EngineParts:
     """What an engine is made of; `engine_factory` puts it together."""
 
     target: ModelRunner
-    draft: ModelRunner | None
+    draft: Runner | None
     proposers: ProposerChain
     controller: LengthController
     scheduler: Scheduler
@@ -59,6 +61,17 @@ class EngineParts:
     """Token ids to text, special tokens left out."""
     clock: Clock
     verify: Verify = verify
+    tap: HiddenStateTap | None = None
+    """On the target's layers, where a proposer reads their hidden states."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the target computed for the tokens that a request fed in a step."""
+
+    start: int
+    """Position of the first one."""
+    rows: Tensor
 
 
 class Engine:
@@ -74,6 +87,11 @@ class Engine:
         self._ended: list[GenerationDelta] = []
         self._tally = Tally()
         self._num_added = 0
+
+    @property
+    def costs(self) -> StepCosts:
+        """What forwards cost here, as far as it is known."""
+        return self._parts.controller.costs
 
     @property
     def has_work(self) -> bool:
@@ -181,18 +199,21 @@ class Engine:
         self._note_first_scheduled(plan, started)
         drafts = self._draft(plan, choices)
         drafted = self._clock()
-        logits = self._parts.target.forward([_target_input(s, drafts) for s in plan.scheduled])
+        inputs = [_target_input(s, drafts) for s in plan.scheduled]
+        logits, hidden_states = self._forward(plan, inputs)
         sampling = [s for s in plan.scheduled if s.samples]
         tasks = [self._verify_task(s.request, drafts) for s in sampling]
         raw = logits.clone() if any(t.request.spec.sampling.logprobs is not None for t in tasks) else None
         verified = self._parts.verify(logits, tasks) if tasks else []
         finished = self._clock()
         logprobs = _logprobs(raw, tasks, verified)
+        shown = self._rows_to_show(plan, inputs, hidden_states)
         for item in plan.scheduled:
             if not item.samples:
                 item.request.target_len += item.num_tokens
+                self._show(item.request, shown)
         deltas = [
-            self._commit(task, result, logprobs.get(task.request.request_id), finished)
+            self._commit(task, result, logprobs.get(task.request.request_id), finished, shown)
             for task, result in zip(tasks, verified, strict=True)
         ]
         self._count_step(
@@ -215,12 +236,45 @@ class Engine:
                 tasks[proposer].append(DraftTask(item.request, item.draft_length))
         return self._parts.proposers.propose(tasks) if tasks else {}
 
+    def _forward(self, plan: StepPlan, inputs: Sequence[SequenceInput]) -> tuple[Tensor, Tensor | None]:
+        """Logits, and hidden states ``[tokens, size]`` where a request of the step is drafted from them."""
+        target, tap, proposers = self._parts.target, self._parts.tap, self._parts.proposers
+        if tap is None or not any(proposers.reads_hidden_states(s.request) for s in plan.scheduled):
+            return target.forward(inputs), None
+        with tap.taking():
+            logits = target.forward(inputs)
+        return logits, tap.hidden_states()
+
+    def _rows_to_show(
+        self, plan: StepPlan, inputs: Sequence[SequenceInput], hidden_states: Tensor | None
+    ) -> dict[str, _Shown]:
+        """Hidden states by id of the requests that are drafted from them."""
+        shown: dict[str, _Shown] = {}
+        first = 0
+        for item, fed in zip(plan.scheduled, inputs, strict=True):
+            rows = slice(first, first + len(fed.token_ids))
+            first = rows.stop
+            if hidden_states is not None and self._parts.proposers.reads_hidden_states(item.request):
+                shown[item.request.request_id] = _Shown(fed.start, hidden_states[rows])
+        return shown
+
+    def _show(self, request: Request, shown: Mapping[str, _Shown]) -> None:
+        """Shows the proposers what the target computed for the tokens that now are committed."""
+        own = shown.get(request.request_id)
+        if own is not None:
+            self._parts.proposers.observe(request, own.start, own.rows[: request.target_len - own.start])
+
     def _verify_task(self, request: Request, drafts: Mapping[str, Draft]) -> VerifyTask:
         end_token_ids = self._outputs[request.request_id].end_token_ids
         return VerifyTask(request, drafts.get(request.request_id), end_token_ids)
 
     def _commit(
-        self, task: VerifyTask, verified: Verified, logprobs: Sequence[TokenLogprobs] | None, now: float
+        self,
+        task: VerifyTask,
+        verified: Verified,
+        logprobs: Sequence[TokenLogprobs] | None,
+        now: float,
+        shown: Mapping[str, _Shown],
     ) -> GenerationDelta:
         """Adds the verified tokens one by one; what follows a stop is dropped."""
         request, output = task.request, self._outputs[task.request.request_id]
@@ -235,17 +289,28 @@ class Engine:
         # The last token kept has not been read by the target, whichever kind it is.
         request.target_len = request.num_tokens - 1
         request.draft_len = min(request.draft_len, request.target_len)
+        self._show(request, shown)
         num_kept = request.num_tokens - num_before
         self._tally.generation_tokens += num_kept
         request.stats.decode_steps += 1
         if task.draft is not None:
             self._count_draft(request, task.draft, verified, num_kept)
+        if has_ended:
+            self._read_to_the_end(request)
         self._scheduler.remember_full_blocks(request)
         if not has_ended:
             return output.take_delta()
         summary = output.summarize(now)
         self._forget(request)
         return output.take_delta(summary)
+
+    def _read_to_the_end(self, request: Request) -> None:
+        """Lets the draft read the last block that an ended request leaves: a conversation goes on from it."""
+        block_size = self._scheduler.pool.block_size
+        leaves_block = request.target_len // block_size > request.draft_len // block_size
+        parts = self._parts
+        if leaves_block and DRAFT_MODEL in parts.proposers.names and parts.controller.is_on(DRAFT_MODEL):
+            parts.proposers.follow([request])
 
     def _count_draft(self, request: Request, draft: Draft, verified: Verified, num_kept: int) -> None:
         """Counts one draft; what a stop cut off was never judged and counts as not drafted."""
@@ -345,7 +410,7 @@ class Engine:
         )
 
 
-def _check_logits(runner: ModelRunner, role: str) -> None:
+def _check_logits(runner: Runner, role: str) -> None:
     """Raises `ModelError` for a model that would answer noise without any sign of it.
 
     Overwrites the first block of the cache, which must be unused.

@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from transformers import PreTrainedModel
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftline_server.config import Config, InferenceConfig, SpeculativeDecodingConfig
 from draftline_server.core.admission import RequestLimits
@@ -16,12 +17,17 @@ from draftline_server.core.detokenizer import Decode
 from draftline_server.core.scheduler import Scheduler
 from draftline_server.core.served_pair import ModelDescription, PairDescription, ServedPair
 from draftline_server.engine import Engine, EngineParts
+from draftline_server.model.head_checkpoint import LoadedHead, load_head
+from draftline_server.model.head_runner import HeadRunner
+from draftline_server.model.hidden_states import HiddenStateTap
 from draftline_server.model.kv_cache import KVCache
 from draftline_server.model.loader import load_model
-from draftline_server.model.runner import ModelRunner
-from draftline_server.model.startup import InspectedModel, InspectedModels
+from draftline_server.model.runner import ModelRunner, Runner
+from draftline_server.model.startup import InspectedHead, InspectedModel, InspectedModels
 from draftline_server.speculation.chain import ProposerChain
+from draftline_server.speculation.draft_head import DraftHeadProposer
 from draftline_server.speculation.draft_model import DraftModelProposer
+from draftline_server.speculation.hidden_state_store import HiddenStateStore
 from draftline_server.speculation.length_controller import ControllerSettings, LengthController
 from draftline_server.speculation.ngram import NgramProposer
 from draftline_server.speculation.proposer import Proposer
@@ -33,7 +39,7 @@ class EngineInputs:
     """Everything an engine needs that is not a choice of its own."""
 
     target: PreTrainedModel
-    draft: PreTrainedModel | None
+    draft: PreTrainedModel | LoadedHead | None
     eos_token_ids: frozenset[int]
     decode: Decode
     decode_plain: Decode
@@ -50,9 +56,9 @@ class EngineInputs:
 def assemble_engine(inputs: EngineInputs) -> Engine:
     """Builds an engine around loaded models."""
     inference, speculation = inputs.inference, inputs.speculative_decoding
-    target = _build_runner(inputs.target, inputs)
-    draft = _build_runner(inputs.draft, inputs) if inputs.draft is not None else None
-    proposers = ProposerChain(_build_proposers(inputs, draft, target.vocab_size))
+    target = build_runner(inputs.target, num_blocks=inputs.num_blocks, block_size=inputs.inference.block_size)
+    draft = _build_draft(inputs, vocab_size=target.vocab_size)
+    proposers = ProposerChain(_build_proposers(inputs, draft, target))
     controller = LengthController(
         ControllerSettings(
             num_speculative_tokens=speculation.num_speculative_tokens if proposers.names else 0,
@@ -72,10 +78,14 @@ def assemble_engine(inputs: EngineInputs) -> Engine:
         EngineParts(
             target=target,
             draft=draft,
+            tap=_build_tap(inputs) if isinstance(draft, HeadRunner) else None,
             proposers=proposers,
             controller=controller,
             scheduler=Scheduler(
-                pool=pool, max_running=inputs.max_running, max_batched_tokens=inference.max_batched_tokens
+                pool=pool,
+                max_running=inputs.max_running,
+                max_batched_tokens=inference.max_batched_tokens,
+                draft_catches_up=not isinstance(draft, HeadRunner),
             ),
             limits=RequestLimits(
                 vocab_size=target.vocab_size,
@@ -94,24 +104,58 @@ def assemble_engine(inputs: EngineInputs) -> Engine:
     )
 
 
-def _build_runner(model: PreTrainedModel, inputs: EngineInputs) -> ModelRunner:
+def build_runner(model: PreTrainedModel, *, num_blocks: int, block_size: int) -> ModelRunner:
+    """A loaded model with an empty cache."""
     config = model.config.get_text_config()
-    num_heads = config.num_attention_heads
-    cache = KVCache(
-        num_layers=config.num_hidden_layers,
-        num_blocks=inputs.num_blocks,
-        block_size=inputs.inference.block_size,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
-        dtype=model.dtype,
-        device=model.device,
+    cache = _build_cache(
+        config, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device
     )
     return ModelRunner(model, cache, vocab_size=config.vocab_size)
 
 
-def _build_proposers(
-    inputs: EngineInputs, draft: ModelRunner | None, target_vocab_size: int
-) -> list[Proposer]:
+def _build_draft(inputs: EngineInputs, *, vocab_size: int) -> Runner | None:
+    block_size = inputs.inference.block_size
+    if inputs.draft is None:
+        return None
+    if not isinstance(inputs.draft, LoadedHead):
+        return build_runner(inputs.draft, num_blocks=inputs.num_blocks, block_size=block_size)
+    head = inputs.draft.head
+    cache = _build_cache(
+        head.config.layer,
+        num_blocks=inputs.num_blocks,
+        block_size=block_size,
+        dtype=inputs.draft.dtype,
+        device=inputs.target.device,
+    )
+    return HeadRunner(head, cache, vocab_size=vocab_size, draft_token_ids=inputs.draft.draft_token_ids)
+
+
+def _build_cache(
+    config: PreTrainedConfig,
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KVCache:
+    num_heads = config.num_attention_heads
+    return KVCache(
+        num_layers=config.num_hidden_layers,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _build_tap(inputs: EngineInputs) -> HiddenStateTap:
+    assert isinstance(inputs.draft, LoadedHead)
+    return HiddenStateTap(inputs.target, inputs.draft.head.config.layer_ids)
+
+
+def _build_proposers(inputs: EngineInputs, draft: Runner | None, target: ModelRunner) -> list[Proposer]:
     """The configured methods that this pair can do."""
     speculation = inputs.speculative_decoding
     if not speculation.enabled or speculation.num_speculative_tokens == 0:
@@ -123,23 +167,37 @@ def _build_proposers(
                 NgramProposer(min_length=speculation.ngram_min, max_length=speculation.ngram_max)
             )
         elif draft is not None:
-            proposers.append(
-                DraftModelProposer(
-                    draft,
-                    target_vocab_size=target_vocab_size,
-                    max_batched_tokens=inputs.inference.max_batched_tokens,
-                    eos_token_ids=inputs.eos_token_ids,
-                )
-            )
+            proposers.append(_build_draft_proposer(inputs, draft, target))
     return proposers
+
+
+def _build_draft_proposer(inputs: EngineInputs, draft: Runner, target: ModelRunner) -> Proposer:
+    max_batched_tokens = inputs.inference.max_batched_tokens
+    if isinstance(draft, HeadRunner):
+        assert isinstance(inputs.draft, LoadedHead)
+        store = HiddenStateStore(
+            num_blocks=inputs.num_blocks,
+            block_size=inputs.inference.block_size,
+            size=inputs.draft.head.config.captured_size,
+            dtype=target.cache.keys.dtype,
+            device=target.device,
+        )
+        return DraftHeadProposer(
+            draft, store, max_batched_tokens=max_batched_tokens, eos_token_ids=inputs.eos_token_ids
+        )
+    assert isinstance(draft, ModelRunner)
+    return DraftModelProposer(
+        draft,
+        target_vocab_size=target.vocab_size,
+        max_batched_tokens=max_batched_tokens,
+        eos_token_ids=inputs.eos_token_ids,
+    )
 
 
 def build_served_pair(config: Config, inspected: InspectedModels) -> ServedPair:
     """Loads the inspected models and returns all that serving needs; the engine is not warmed up yet."""
     target = load_model(inspected.target.directory, dtype=inspected.target.dtype, device=inspected.device)
-    draft = None
-    if inspected.draft is not None and "draft_model" in inspected.methods:
-        draft = load_model(inspected.draft.directory, dtype=inspected.draft.dtype, device=inspected.device)
+    draft = _load_draft(inspected, target) if "draft_model" in inspected.methods else None
     tokenizer = inspected.target.tokenizer
     engine = assemble_engine(
         EngineInputs(
@@ -156,6 +214,20 @@ def build_served_pair(config: Config, inspected: InspectedModels) -> ServedPair:
         )
     )
     return ServedPair(engine=engine, tokenizer=tokenizer, description=_describe(inspected))
+
+
+def _load_draft(inspected: InspectedModels, target: PreTrainedModel) -> PreTrainedModel | LoadedHead | None:
+    draft = inspected.draft
+    if isinstance(draft, InspectedHead):
+        return load_head(
+            draft.checkpoint,
+            draft.head,
+            target=target,
+            target_weights=inspected.target.weights,
+            dtype=draft.dtype,
+            device=inspected.device,
+        )
+    return load_model(draft.directory, dtype=draft.dtype, device=inspected.device) if draft else None
 
 
 def _describe(inspected: InspectedModels) -> PairDescription:

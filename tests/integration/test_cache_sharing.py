@@ -180,8 +180,8 @@ def test_switching_prefix_caching_off_changes_only_what_is_cached(zoo: ModelZoo)
 
 @pytest.mark.parametrize(
     ("draft", "methods"),
-    [("self", ("draft_model",)), ("noised", ("ngram", "draft_model"))],
-    ids=["self", "chain"],
+    [("self", ("draft_model",)), ("noised", ("ngram", "draft_model")), ("head", ("draft_model",))],
+    ids=["self", "chain", "head"],
 )
 @EVERY_FAMILY
 def test_preempted_requests_get_the_same_output(

@@ -21,7 +21,7 @@ from support.zoo import ModelZoo
 
 pytestmark = pytest.mark.usefixtures("fixed_randomness")
 
-Source = Literal["ngram", "self", "noised", "unrelated", "chain"]
+Source = Literal["ngram", "self", "noised", "unrelated", "chain", "head"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 DRAFT_LENGTHS = (0, 1, 2, 4, 8)
 
@@ -103,7 +103,7 @@ def assert_drafted_as_expected(engine: Engine, source: Source) -> None:
     match source:
         case "self":
             assert accepted == drafted
-        case "unrelated":
+        case "unrelated" | "head":
             assert accepted < drafted / 5
         case "noised" | "chain":
             assert drafted / 10 < accepted < drafted

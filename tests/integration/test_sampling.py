@@ -29,7 +29,7 @@ PROMPT = (4, 9, 6, 4, 9)
 NUM_TOKENS = 4
 WAVE = 64
 
-Source = Literal["near", "far", "ngram", "chain"]
+Source = Literal["near", "far", "ngram", "chain", "head"]
 Filters = dict[str, dict[str, Any]]
 
 FILTERS: Filters = {
@@ -47,7 +47,7 @@ def engine_of(zoo: ModelZoo, source: Source) -> Engine:
     methods = {"ngram": ("ngram",), "chain": ("ngram", "draft_model")}.get(source, ("draft_model",))
     return make_engine(
         zoo.letters(),
-        zoo.letters("far" if source == "far" else "near"),
+        zoo.letters(source if source in ("far", "head") else "near"),
         num_blocks=WAVE,
         max_running=WAVE,
         max_context_length=16,
@@ -116,6 +116,9 @@ def check(zoo: ModelZoo, source: Source, filters: str, *, seeded: bool, count: i
         ("near", "top-k", False),
         ("far", "top-p", False),
         ("ngram", "all", False),
+        ("head", "none", False),
+        ("head", "top-p", False),
+        ("head", "hot", True),
     ],
 )
 def test_tokens_pairs_and_triples_are_distributed_as_the_targets(

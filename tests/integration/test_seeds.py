@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from draftline_server.core.sampling_params import MAX_SEED, SpeculationParams
@@ -36,14 +38,15 @@ def engine_of(
 
 
 @pytest.mark.parametrize("temperature", [0.8, 2.0])
+@pytest.mark.parametrize("draft", ["near", "head"])
 @pytest.mark.parametrize("methods", [("draft_model",), ("ngram",), ("ngram", "draft_model")], ids="+".join)
 def test_the_same_seed_gives_the_same_text_with_and_without_drafts_of_any_length(
-    zoo: ModelZoo, methods: tuple[str, ...], temperature: float
+    zoo: ModelZoo, methods: tuple[str, ...], temperature: float, draft: Literal["near", "head"]
 ) -> None:
     # A vocabulary so small that even at high temperatures the text sometimes repeats itself.
     engine = make_engine(
         zoo.letters(),
-        zoo.letters("near"),
+        zoo.letters(draft),
         speculation={"methods": methods, "num_speculative_tokens": 8, "ngram_min": 1},
     )
     prompts = mixed_prompts(5, vocab_size=LETTERS_VOCAB_SIZE)
@@ -57,7 +60,7 @@ def test_the_same_seed_gives_the_same_text_with_and_without_drafts_of_any_length
     assert sum(engine.statistics().accepted_tokens.values()) > 0
 
 
-@pytest.mark.parametrize("draft", ["self", "noised", "unrelated"])
+@pytest.mark.parametrize("draft", ["self", "noised", "unrelated", "head"])
 def test_the_draft_model_has_no_say_in_a_seeded_text(zoo: ModelZoo, draft: DraftKind) -> None:
     prompts = mixed_prompts(5)
     plain = generate(engine_of(zoo, "self"), prompts, temperature=1.0, seed=9, max_tokens=20, speculation=OFF)

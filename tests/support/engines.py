@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from draftline_server.config import InferenceConfig, SpeculativeDecodingConfig
+from draftline_server.config import InferenceConfig, ModelConfig, SpeculativeDecodingConfig
 from draftline_server.core.admission import admit
 from draftline_server.core.clock import Clock
 from draftline_server.core.generation import GenerationSummary, TokenLogprobs
@@ -19,7 +19,10 @@ from draftline_server.core.sampling_params import SamplingParams, SpeculationPar
 from draftline_server.engine import Engine
 from draftline_server.engine_factory import EngineInputs, assemble_engine
 from draftline_server.errors import RequestError
+from draftline_server.model.head_checkpoint import LoadedHead, load_head
+from draftline_server.model.head_config import is_draft_head
 from draftline_server.model.loader import load_model
+from draftline_server.model.startup import inspect_head, inspect_model
 from draftline_server.model.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
@@ -58,7 +61,7 @@ def make_engine(
     return assemble_engine(
         EngineInputs(
             target=model,
-            draft=load_model(draft, dtype=dtype, device=CPU, pack=pack) if draft else None,
+            draft=_load_draft(draft, target, model, dtype=dtype, pack=pack) if draft else None,
             eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
             decode_plain=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
@@ -69,6 +72,24 @@ def make_engine(
             speculative_decoding=SpeculativeDecodingConfig(**(fixed | dict(speculation or {}))),
             clock=clock,
         )
+    )
+
+
+def _load_draft(
+    draft: Path, target: Path, model: PreTrainedModel, *, dtype: torch.dtype, pack: bool
+) -> PreTrainedModel | LoadedHead:
+    if not is_draft_head(draft):
+        return load_model(draft, dtype=dtype, device=CPU, pack=pack)
+    inspected = inspect_model(ModelConfig(path=target), role="target", where=CPU)
+    head = inspect_head(ModelConfig(path=draft), inspected, where=CPU)
+    return load_head(
+        head.checkpoint,
+        head.head,
+        target=model,
+        target_weights=inspected.weights,
+        dtype=dtype,
+        device=CPU,
+        pack=pack,
     )
 
 

@@ -101,15 +101,22 @@ class BlockPool:
             self._by_hash[content_hash] = block_id
 
     def mark_draft_valid(self, block_id: int) -> None:
-        """Notes that the draft model has written all slots of a held block."""
+        """Notes that the draft has written all slots of a held block."""
         self._blocks[block_id].is_draft_valid = True
 
-    def num_draft_valid(self, block_ids: Sequence[int]) -> int:
-        """Length of the leading run of blocks that the draft model has written."""
+    def leading_draft_valid(self, block_ids: Sequence[int]) -> range:
+        """Indices of the first blocks that the draft has written, up to one that it has not."""
         for index, block_id in enumerate(block_ids):
             if not self._blocks[block_id].is_draft_valid:
-                return index
-        return len(block_ids)
+                return range(index)
+        return range(len(block_ids))
+
+    def trailing_draft_valid(self, block_ids: Sequence[int]) -> range:
+        """Indices of the last blocks that the draft has written, behind one that it has not."""
+        for index in reversed(range(len(block_ids))):
+            if not self._blocks[block_ids[index]].is_draft_valid:
+                return range(index + 1, len(block_ids))
+        return range(len(block_ids))
 
     def _forget(self, block_id: int) -> None:
         block = self._blocks[block_id]

@@ -2,11 +2,12 @@
 
 Lengths, in tokens, and the invariant that ties them:
 
-    0 <= draft_len <= target_len < num_tokens    (strictly below: the newest token is never cached yet)
+    0 <= draft_start <= draft_len <= target_len < num_tokens    (strictly: the newest is never cached)
 
-    token_ids   [ prompt ............ | output ........ newest ]
-    target_len  [ keys and values of the target are valid  )
-    draft_len   [ ... of the draft  )
+    token_ids    [ prompt ............ | output ........ newest ]
+    target_len   [ keys and values of the target are valid  )
+    draft_len      [ ... of the draft  )
+    draft_start    ^ 0 for a draft model; a draft head cannot read again what it has missed
 
 Rolling back rejected drafts is nothing but leaving these lengths where they belong: stale slots are
 overwritten by the next forward.
@@ -32,13 +33,14 @@ class Request:
         self.token_ids: list[int] = list(spec.prompt_token_ids)
         self.block_table: list[int] = []
         self.target_len = 0
+        self.draft_start = 0
         self.draft_len = 0
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache."""
         self.num_remembered_blocks = 0
         """Leading blocks that the prefix cache knows."""
-        self.num_draft_valid_blocks = 0
-        """Leading blocks that the draft has written too."""
+        self.num_draft_marked_blocks = 0
+        """Leading blocks of which the pool knows whether the draft has written them, too."""
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.stats = SpeculationStats()
@@ -106,11 +108,12 @@ class Request:
     def rewind(self) -> None:
         """Forgets the cache; all committed tokens are to be computed again."""
         self.block_table = []
-        self.target_len = self.draft_len = 0
-        self.num_remembered_blocks = self.num_draft_valid_blocks = 0
+        self.target_len = self.draft_start = self.draft_len = 0
+        self.num_remembered_blocks = self.num_draft_marked_blocks = 0
 
     def check_lengths(self) -> None:
         """Raises AssertionError where the invariant of the module docstring is broken."""
-        assert 0 <= self.draft_len <= self.target_len < self.num_tokens, (
-            f"draft_len {self.draft_len}, target_len {self.target_len}, num_tokens {self.num_tokens}"
+        assert 0 <= self.draft_start <= self.draft_len <= self.target_len < self.num_tokens, (
+            f"draft_start {self.draft_start}, draft_len {self.draft_len}, target_len {self.target_len}, "
+            f"num_tokens {self.num_tokens}"
         )

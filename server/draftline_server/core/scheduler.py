@@ -46,8 +46,17 @@ class StepPlan:
 class Scheduler:
     """Owns the waiting and the running requests and the block pool."""
 
-    def __init__(self, *, pool: BlockPool, max_running: int, max_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        *,
+        pool: BlockPool,
+        max_running: int,
+        max_batched_tokens: int,
+        draft_catches_up: bool = True,
+    ) -> None:
+        """`draft_catches_up`: whether the draft can read again the tokens of a prefix that it has missed."""
         self.pool = pool
+        self._draft_catches_up = draft_catches_up
         self.num_preemptions = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
@@ -158,9 +167,11 @@ class Scheduler:
         hashes = request.block_hashes(num_full_blocks, block_size)
         request.block_table = self.pool.acquire_prefix(hashes)
         request.num_remembered_blocks = len(request.block_table)
-        request.num_draft_valid_blocks = self.pool.num_draft_valid(request.block_table)
         request.target_len = request.num_remembered_blocks * block_size
-        request.draft_len = request.num_draft_valid_blocks * block_size
+        find = self.pool.leading_draft_valid if self._draft_catches_up else self.pool.trailing_draft_valid
+        valid = find(request.block_table)
+        request.draft_start, request.draft_len = valid.start * block_size, valid.stop * block_size
+        request.num_draft_marked_blocks = valid.stop
 
     def _count_prefix(self, request: Request) -> None:
         """Counts a first start; one after a preemption finds what the request itself has left."""
@@ -200,7 +211,8 @@ class Scheduler:
         for index in range(request.num_remembered_blocks, len(hashes)):
             self.pool.remember(request.block_table[index], hashes[index])
         request.num_remembered_blocks = len(hashes)
+        first_whole = -(-request.draft_start // block_size)
         num_draft_full = request.draft_len // block_size
-        for index in range(request.num_draft_valid_blocks, num_draft_full):
+        for index in range(max(request.num_draft_marked_blocks, first_whole), num_draft_full):
             self.pool.mark_draft_valid(request.block_table[index])
-        request.num_draft_valid_blocks = max(request.num_draft_valid_blocks, num_draft_full)
+        request.num_draft_marked_blocks = max(request.num_draft_marked_blocks, num_draft_full)

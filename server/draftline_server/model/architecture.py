@@ -62,7 +62,7 @@ _REASONS = {
 }
 
 # These change with the longest sequence of a batch, so that requests would change each other's output.
-_BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 # What contradicts itself is found when the skeleton is built; these make a skeleton that cannot be served.
 _LEAST = {"num_hidden_layers": 1, "max_position_embeddings": 2}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -226,13 +226,14 @@ def _check_config(path: Path, config: PreTrainedConfig) -> None:
     for key, least in _LEAST.items():
         if getattr(config, key) < least:
             raise ModelError(f"{path}: {key} is {getattr(config, key)}, at least {least} is needed")
-    for rope_type in sorted(_rope_types(config) & _BATCH_DEPENDENT_ROPE):
+    for rope_type in sorted(rope_types(config) & BATCH_DEPENDENT_ROPE):
         raise ModelError(
             f"{path}: rope_type {rope_type} is not supported: it changes with the longest sequence of a batch"
         )
 
 
-def _rope_types(config: PreTrainedConfig) -> set[str]:
+def rope_types(config: PreTrainedConfig) -> set[str]:
+    """The kinds of rotary positions that a config asks for."""
     parameters = getattr(config, "rope_parameters", None) or {}
     per_layer_type = [value for value in parameters.values() if isinstance(value, Mapping)]
     return {str(rope.get("rope_type", "default")) for rope in per_layer_type or [parameters]}

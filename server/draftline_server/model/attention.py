@@ -4,7 +4,8 @@ Input is packed: the tokens of all sequences of a step lie one behind the other 
 sequence feeds its newest `query_length` tokens and sees its whole cache up to each of them:
 
     sequence   [ cached ............ | fed now ]
-    query i    sees key positions  <= its own, and > its own - window where the layer has a window
+    query i    sees key positions  <= its own, and > its own - window where the layer has a window,
+               and >= first_key where the first ones were never written
 
 Sequences that feed few tokens (decodes, drafts to verify) are padded into one batch; a prefill chunk
 goes by itself. Cost is the sum of query_length * kv_length, not the product of sums.
@@ -46,6 +47,8 @@ class SequenceSpan:
     kv_length: int
     """Cached tokens including those fed now."""
     block_table: Sequence[int]
+    first_key: int = 0
+    """Position of the first key that is there."""
 
 
 @dataclass(slots=True)
@@ -62,12 +65,16 @@ class AttentionGroup:
     """``[batch, queries, 1]``."""
     key_positions: Tensor
     """``[1, 1, tokens]``."""
+    first_keys: Tensor | None
+    """``[batch, 1, 1]``; None where all begin at 0."""
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None) -> Tensor:
         """True where a query sees a key, ``[batch, 1, queries, tokens]``. One tensor for all layers."""
         if window not in self._masks:
             visible = self.key_positions <= self.query_positions
+            if self.first_keys is not None:
+                visible &= self.key_positions >= self.first_keys
             if window is not None:
                 visible &= self.key_positions > self.query_positions - window
             self._masks[window] = visible.unsqueeze(1)
@@ -80,9 +87,10 @@ class KernelBatch:
 
     kernels: CpuKernels
     starts: Tensor
-    """``[sequences]`` int32, as the next two."""
+    """``[sequences]`` int32, as the next three."""
     query_lengths: Tensor
     kv_lengths: Tensor
+    first_keys: Tensor
     tables: Tensor
     """``[sequences, blocks]`` int32."""
 
@@ -133,6 +141,7 @@ def _build_kernel_batch(spans: Sequence[SequenceSpan], kernels: CpuKernels, bloc
         starts=torch.tensor([s.start for s in spans], dtype=torch.int32),
         query_lengths=torch.tensor([s.query_length for s in spans], dtype=torch.int32),
         kv_lengths=torch.tensor([s.kv_length for s in spans], dtype=torch.int32),
+        first_keys=torch.tensor([s.first_key for s in spans], dtype=torch.int32),
         tables=torch.tensor(tables, dtype=torch.int32),
     )
 
@@ -182,7 +191,14 @@ def _build_group(spans: Sequence[SequenceSpan], *, block_size: int, device: torc
         block_ids=torch.tensor(block_ids, device=device),
         query_positions=torch.tensor(positions, device=device),
         key_positions=torch.arange(num_blocks * block_size, device=device).view(1, 1, -1),
+        first_keys=_first_keys(spans, device),
     )
+
+
+def _first_keys(spans: Sequence[SequenceSpan], device: torch.device) -> Tensor | None:
+    if not any(span.first_key for span in spans):
+        return None
+    return torch.tensor([span.first_key for span in spans], device=device).view(-1, 1, 1)
 
 
 def paged_attention(
@@ -232,6 +248,7 @@ def attend(
             starts=batch.starts,
             query_lengths=batch.query_lengths,
             kv_lengths=batch.kv_lengths,
+            first_keys=batch.first_keys,
             tables=batch.tables,
             scaling=scaling,
             window=window,

@@ -22,7 +22,7 @@ WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 
 _SHOWN_NAMES = 3
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+FLOAT_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Checkpoint:
         """The floating-point dtype that most bytes have; torch's name for it."""
         bytes_of: dict[str, int] = {}
         for entry in self.tensors.values():
-            if entry.dtype in _DTYPES:
+            if entry.dtype in FLOAT_DTYPES:
                 bytes_of[entry.dtype] = bytes_of.get(entry.dtype, 0) + entry.end - entry.begin
-        return _DTYPES[max(bytes_of, key=bytes_of.__getitem__)] if bytes_of else "float32"
+        return FLOAT_DTYPES[max(bytes_of, key=bytes_of.__getitem__)] if bytes_of else "float32"
 
 
 def check_directory(directory: Path) -> None:
@@ -91,7 +91,7 @@ def check_tensors(directory: Path, checkpoint: Checkpoint, skeleton: Skeleton) -
             raise ModelError(
                 f"{where}: tensor {name} has shape {list(entry.shape)}, config.json asks for {list(shape)}"
             )
-        if entry.dtype not in _DTYPES:
+        if entry.dtype not in FLOAT_DTYPES:
             raise ModelError(f"{where}: tensor {name} is {entry.dtype}; quantized weights are not supported")
 
 

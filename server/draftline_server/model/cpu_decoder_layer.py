@@ -7,6 +7,7 @@ those are is not told by their names but found out, by comparing results. All ot
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from draftline_server.model import cpu_kernels
 from draftline_server.model.attention import PagedContext, SequenceSpan, attend, build_context, usable_kernels
 from draftline_server.model.cpu_kernels import CpuKernels
 from draftline_server.model.cpu_layers import FusedPart, KernelLinear, KernelRmsNorm
+from draftline_server.model.draft_head import DraftHead
 from draftline_server.model.kv_cache import KVCache
 
 _CHILDREN = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
@@ -48,10 +50,16 @@ class KernelDecoderLayer(nn.Module):
         paged: PagedContext,
         **_: Any,
     ) -> Tensor:
+        return self._compute(self._input_norm(hidden_states), hidden_states, position_embeddings, paged)
+
+    def _compute(
+        self, read: Tensor, residual: Tensor, position_embeddings: tuple[Tensor, Tensor], paged: PagedContext
+    ) -> Tensor:
+        """`read` is what attention looks at, `residual` what its output is added to."""
         layer, cache = self._layer_idx, paged.cache
         cos, sin = position_embeddings
         queries = self._kernels.rotate_and_store(
-            self._qkv(self._input_norm(hidden_states))[0],
+            self._qkv(read)[0],
             cos,
             sin,
             cache.keys[layer],
@@ -62,9 +70,47 @@ class KernelDecoderLayer(nn.Module):
             epsilon=self._epsilon,
         )
         attended = attend(paged, layer, queries, scaling=self._scaling)
-        hidden_states = hidden_states + self._output(attended.view(1, attended.shape[0], -1))
+        hidden_states: Tensor = residual + self._output(attended.view(1, attended.shape[0], -1))
         activated = self._kernels.gated_silu(self._gate_up(self._mlp_norm(hidden_states)))
         return hidden_states + cast(Tensor, self._down(activated))
+
+
+class KernelFirstLayer(KernelDecoderLayer):
+    """The same for the first layer of a draft head, which reads an embedding and a vector side by side."""
+
+    def __init__(self, layer: Any, kernels: CpuKernels) -> None:
+        super().__init__(layer, kernels)
+        self._vector_norm = layer.hidden_norm
+        self._norm_before_residual = layer.norm_before_residual
+
+    def forward(  # type: ignore[override]
+        self,
+        embedded: Tensor,
+        vectors: Tensor,
+        *,
+        position_embeddings: tuple[Tensor, Tensor],
+        paged: PagedContext,
+        **_: Any,
+    ) -> Tensor:
+        normed = self._vector_norm(vectors)
+        read = torch.cat([self._input_norm(embedded), normed], dim=-1)
+        residual = normed if self._norm_before_residual else vectors
+        return self._compute(read, residual, position_embeddings, paged)
+
+
+def fuse_head_layers(head: DraftHead) -> None:
+    """As `fuse_decoder_layers`, for a packed float32 draft head."""
+    kernels, config = cpu_kernels.load(), head.config.layer
+    if kernels is None or getattr(config, "sliding_window", None) is not None:
+        return
+    for index, layer in enumerate(head.layers):
+        kind, extra, num_inputs = (
+            (KernelDecoderLayer, set(), 1) if index else (KernelFirstLayer, {"hidden_norm"}, 2)
+        )
+        if _has_all_parts(layer, extra):
+            fused = kind(layer, kernels)
+            if _compute_the_same(layer, fused, config, num_inputs=num_inputs):
+                head.layers[index] = fused
 
 
 def fuse_decoder_layers(model: PreTrainedModel) -> None:
@@ -81,9 +127,9 @@ def fuse_decoder_layers(model: PreTrainedModel) -> None:
                     container[index] = fused
 
 
-def _has_all_parts(layer: Any) -> bool:
+def _has_all_parts(layer: Any, extra: Set[str] = frozenset()) -> bool:
     """Whether the layer's parts are those of the Llama shape, and our kernels compute them all."""
-    if {name for name, _ in layer.named_children()} != _CHILDREN:
+    if {name for name, _ in layer.named_children()} != _CHILDREN | extra:
         return False
     attention, mlp = layer.self_attn, layer.mlp
     linears: list[object] = [
@@ -92,7 +138,8 @@ def _has_all_parts(layer: Any) -> bool:
         getattr(mlp, "down_proj", None),
     ]
     head_norms = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-    norms: list[object] = [layer.input_layernorm, layer.post_attention_layernorm, *head_norms]
+    others = [getattr(layer, name) for name in extra]
+    norms: list[object] = [layer.input_layernorm, layer.post_attention_layernorm, *head_norms, *others]
     return (
         len(linears) == 4
         and all(isinstance(linear, KernelLinear) for linear in linears)
@@ -107,13 +154,15 @@ def _part(module: nn.Module, name: str) -> FusedPart | None:
 
 
 @torch.inference_mode()
-def _compute_the_same(layer: nn.Module, fused: KernelDecoderLayer, config: Any) -> bool:
+def _compute_the_same(
+    layer: nn.Module, fused: KernelDecoderLayer, config: Any, *, num_inputs: int = 1
+) -> bool:
     """Whether both give the same output for a few random tokens, and leave the same in the cache."""
     num_heads, hidden_size = config.num_attention_heads, config.hidden_size
     num_kv_heads = getattr(config, "num_key_value_heads", num_heads)
     head_dim = getattr(config, "head_dim", None) or hidden_size // num_heads
     generator = torch.Generator().manual_seed(0)
-    hidden_states = torch.randn(1, _PROBE_TOKENS, hidden_size, generator=generator)
+    inputs = [torch.randn(1, _PROBE_TOKENS, hidden_size, generator=generator) for _ in range(num_inputs)]
     angles = torch.rand(2, 1, _PROBE_TOKENS, head_dim, generator=generator)
     results: list[Tensor] = []
     for candidate in (layer, fused):
@@ -132,8 +181,8 @@ def _compute_the_same(layer: nn.Module, fused: KernelDecoderLayer, config: Any) 
         span = SequenceSpan(0, _PROBE_TOKENS, _PROBE_TOKENS, (0,))
         context = build_context(cache, torch.arange(_PROBE_TOKENS), [span], kernels=kernels)
         output = candidate(
-            hidden_states,
-            attention_mask=None,
+            *inputs,
+            **({"attention_mask": None} if num_inputs == 1 else {}),
             position_ids=torch.arange(_PROBE_TOKENS)[None],
             position_embeddings=(angles[0], angles[1]),
             paged=context,

@@ -308,7 +308,8 @@ void write_kv_f32(const float *new_rows, float *pool, const int64_t *slots, int6
 /*
  * q, out: [tokens, heads, dim]; keys, values: one layer's pool [blocks, block_size, kv_heads, dim].
  * Sequence s feeds tokens [starts[s], starts[s] + query_lens[s]), its newest; it has kv_lens[s] keys.
- * A query sees keys up to its own position, and only the last `window` of them where window > 0.
+ * A query sees keys from first_keys[s] up to its own position, and only the last `window` of them where
+ * window > 0.
  * softcap > 0 squashes scores to softcap * tanh(score / softcap).
  */
 
@@ -412,7 +413,7 @@ struct attention {
     const float *q;
     float *out;
     const float *keys, *values;
-    const int32_t *starts, *query_lens, *kv_lens, *tables;
+    const int32_t *starts, *query_lens, *kv_lens, *first_keys, *tables;
     int64_t table_width, heads, kv_heads, dim, block_size, window;
     float scale, softcap;
 };
@@ -426,7 +427,8 @@ static void attend_heads(void *argument, int64_t begin, int64_t end) {
         const int32_t *table = a->tables + s * a->table_width;
         for (int64_t i = 0; i < a->query_lens[s]; i++) {
             const int64_t last = a->kv_lens[s] - a->query_lens[s] + i;
-            const int64_t first = a->window > 0 && last - a->window + 1 > 0 ? last - a->window + 1 : 0;
+            const int64_t oldest = a->window > 0 ? last - a->window + 1 : 0;
+            const int64_t first = oldest > a->first_keys[s] ? oldest : a->first_keys[s];
             const int64_t row = ((a->starts[s] + i) * a->heads + kv_head * group) * dim;
             attend_query(a->q + row, a->out + row, group, a->keys + kv_head * dim, a->values + kv_head * dim, table,
                          a->block_size, a->kv_heads * dim, dim, first, last, a->scale, a->softcap);
@@ -436,9 +438,10 @@ static void attend_heads(void *argument, int64_t begin, int64_t end) {
 
 void paged_attention_f32(const float *q, float *out, const float *keys, const float *values, int64_t sequences,
                          const int32_t *starts, const int32_t *query_lens, const int32_t *kv_lens,
-                         const int32_t *tables, int64_t table_width, int64_t heads, int64_t kv_heads,
+                         const int32_t *first_keys, const int32_t *tables, int64_t table_width, int64_t heads, int64_t kv_heads,
                          int64_t dim, int64_t block_size, int64_t window, float scale, float softcap) {
-    struct attention a = {q,           out,   keys,     values, starts,     query_lens, kv_lens, tables,
-                          table_width, heads, kv_heads, dim,    block_size, window,     scale,   softcap};
+    struct attention a = {q,      out,         keys,  values,   starts, query_lens, kv_lens, first_keys,
+                          tables, table_width, heads, kv_heads, dim,    block_size, window,  scale,
+                          softcap};
     pool_run(attend_heads, &a, sequences * kv_heads, 1); /* sequences differ in length */
 }

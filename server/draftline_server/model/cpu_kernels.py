@@ -63,7 +63,7 @@ class CpuKernels:
         self._write.argtypes = [pointer] * 3 + [size] * 5
         self._write.restype = None
         self._attention = library.paged_attention_f32
-        self._attention.argtypes = [pointer] * 4 + [size] + [pointer] * 4 + [size] * 6 + [real] * 2
+        self._attention.argtypes = [pointer] * 4 + [size] + [pointer] * 5 + [size] * 6 + [real] * 2
         self._attention.restype = None
 
     @property
@@ -184,6 +184,7 @@ class CpuKernels:
         starts: Tensor,
         query_lengths: Tensor,
         kv_lengths: Tensor,
+        first_keys: Tensor,
         tables: Tensor,
         scaling: float,
         window: int | None,
@@ -191,7 +192,7 @@ class CpuKernels:
     ) -> Tensor:
         """``query [T, heads, dim]`` over one layer's pools ``[blocks, block_size, kv_heads, dim]``.
 
-        `starts`, `query_lengths`, `kv_lengths` ``[S]`` and `tables` ``[S, blocks]`` are int32.
+        `starts`, `query_lengths`, `kv_lengths`, `first_keys` ``[S]`` and `tables` ``[S, blocks]`` are int32.
         Rows of tokens that belong to no sequence are not written.
         """
         query = query.contiguous()
@@ -206,6 +207,7 @@ class CpuKernels:
             starts.data_ptr(),
             query_lengths.data_ptr(),
             kv_lengths.data_ptr(),
+            first_keys.data_ptr(),
             tables.data_ptr(),
             tables.shape[1],
             query.shape[1],

@@ -20,6 +20,7 @@ from draftline_server.core.byte_size import format_bytes
 from draftline_server.errors import MemoryShortageError
 from draftline_server.model.architecture import ModelFacts
 from draftline_server.model.attention import MAX_CAPPED_QUERIES
+from draftline_server.model.hidden_states import MAX_KEPT_TOKENS
 
 CPU_POOL_SHARE = 10
 _CPU_POOL_BYTES = 4 * 2**30
@@ -39,6 +40,8 @@ class PlannedModel:
     weight_dtype_bytes: int
     compute_dtype_bytes: int
     """Of activations and cache."""
+    captured_size: int = 0
+    """Numbers that a draft head reads of each of the target's tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,8 @@ class MemoryPlan:
     configured_pool_bytes: int | None
     """The pool's size where `inference.kv_cache_memory` fixes it."""
     max_context_length: int
+    captured_bytes: int = 0
+    """The target's hidden states that wait for a draft head."""
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -105,7 +110,7 @@ class MemoryPlan:
     def fixed_bytes(self) -> int:
         """All but the pool."""
         weights = self.target.weight_bytes + (self.draft.weight_bytes if self.draft else 0)
-        working = self.logits_bytes + self.activation_bytes + self.process_bytes
+        working = self.logits_bytes + self.activation_bytes + self.captured_bytes + self.process_bytes
         return weights + self.extra_weight_bytes + working
 
     @property
@@ -149,11 +154,12 @@ def compute_memory_plan(
     empty = MemoryPlan(
         budget=budget,
         limit_bytes=limit_bytes,
-        target=_model_memory(target),
-        draft=_model_memory(draft) if draft else None,
+        target=_model_memory(target, config.inference.block_size),
+        draft=_model_memory(draft, config.inference.block_size) if draft else None,
         extra_weight_bytes=extra_weight_bytes,
         logits_bytes=_logits_bytes(config, vocab_size=max(model.facts.vocab_size for model in models)),
         activation_bytes=max(_activation_bytes(config, model.facts, max_context_length) for model in models),
+        captured_bytes=_captured_bytes(config, draft) if draft else 0,
         process_bytes=_CPU_PROCESS_BYTES if budget.is_cpu else 0,
         block_size=config.inference.block_size,
         num_blocks=0,
@@ -188,11 +194,19 @@ def check_memory_plan(plan: MemoryPlan) -> None:
         )
 
 
-def _model_memory(model: PlannedModel) -> ModelMemory:
+def _model_memory(model: PlannedModel, block_size: int) -> ModelMemory:
+    # A head keeps with each block what it needs to go on behind it.
+    kept_bytes = math.ceil(model.captured_size * model.compute_dtype_bytes / block_size)
     return ModelMemory(
         weight_bytes=model.facts.num_parameters * model.weight_dtype_bytes,
-        kv_bytes_per_token=model.facts.kv_bytes_per_token(model.compute_dtype_bytes),
+        kv_bytes_per_token=model.facts.kv_bytes_per_token(model.compute_dtype_bytes) + kept_bytes,
     )
+
+
+def _captured_bytes(config: Config, draft: PlannedModel) -> int:
+    """Hidden states of a step, twice while they are sorted by request, and those kept of each request."""
+    num_tokens = 2 * config.inference.max_batched_tokens + config.max_running * MAX_KEPT_TOKENS
+    return num_tokens * draft.captured_size * draft.compute_dtype_bytes
 
 
 def _logits_bytes(config: Config, *, vocab_size: int) -> int:

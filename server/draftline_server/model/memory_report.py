@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ _GIB = 2**30
 _SMALLER_STEPS = (1024, 512, 256)
 
 Row = tuple[str, int, str]
+_Model = TypeVar("_Model", bound=InspectedModel)
 
 
 def describe_plan(plan: MemoryPlan) -> list[str]:
@@ -66,6 +67,8 @@ def _weight_rows(plan: MemoryPlan) -> Iterator[Row]:
 def _working_rows(plan: MemoryPlan) -> Iterator[Row]:
     yield "logits", plan.logits_bytes, ""
     yield "activations", plan.activation_bytes, ""
+    if plan.captured_bytes:
+        yield "hidden states for draft", plan.captured_bytes, ""
     if plan.process_bytes:
         yield "process", plan.process_bytes, ""
 
@@ -139,7 +142,7 @@ def _narrower(inspected: InspectedPair) -> Iterator[tuple[str, InspectedPair]]:
         yield "draft_model", dataclasses.replace(inspected, draft=_in_bfloat16(inspected.draft))
 
 
-def _in_bfloat16(model: InspectedModel) -> InspectedModel:
+def _in_bfloat16(model: _Model) -> _Model:
     dtype = torch.bfloat16
     return dataclasses.replace(model, dtype=dtype, compute_dtype=compute_dtype(dtype, model.device))
 

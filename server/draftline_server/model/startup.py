@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from draftline_server.config import Config, Method, ModelConfig
@@ -23,6 +22,13 @@ from draftline_server.model import architecture, checkpoint, cpu_kernels, device
 from draftline_server.model.architecture import ModelFacts, Skeleton
 from draftline_server.model.checkpoint import Checkpoint
 from draftline_server.model.cpu_layers import compute_dtype
+from draftline_server.model.head_checkpoint import (
+    HeadCheckpoint,
+    describe_head,
+    ignored_head_tensors,
+    read_head_checkpoint,
+)
+from draftline_server.model.head_config import HeadConfig, is_draft_head, read_head_config
 from draftline_server.model.memory_plan import MemoryBudget, MemoryPlan, PlannedModel
 from draftline_server.model.tokenizer import Tokenizer
 
@@ -33,13 +39,11 @@ ACCELERATOR_FLAG = "--accelerator-memory"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedModel:
-    """One model whose files were checked; nothing is loaded yet."""
+    """A model or a draft head whose files were checked; nothing is loaded yet."""
 
     role: Role
     directory: Path
-    config: PreTrainedConfig
     facts: ModelFacts
-    tokenizer: Tokenizer
     digest: ModelDigest
     device: torch.device
     """What the dtypes below are for."""
@@ -52,13 +56,29 @@ class InspectedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedLanguageModel(InspectedModel):
+    """A model that reads and writes text by itself."""
+
+    tokenizer: Tokenizer
+    weights: Checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedHead(InspectedModel):
+    """A draft head; its tokens are the target's."""
+
+    head: HeadConfig
+    checkpoint: HeadCheckpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedPair:
     """Models that are sound and fit together; whether they fit the memory is another question."""
 
     device: torch.device
-    target: InspectedModel
+    target: InspectedLanguageModel
     draft: InspectedModel | None
-    """The configured draft model, whether or not it is ever run."""
+    """The configured draft model or head, whether or not it is ever run."""
     max_context_length: int
     pair_digest: str
 
@@ -111,14 +131,16 @@ def inspect_pair(
     report(target)
     draft = None
     if config.models.draft_model is not None:
-        draft = inspect_model(config.models.draft_model, role="draft", where=where)
+        draft = _inspect_draft(config.models.draft_model, target, where)
         report(draft)
-        with _naming("draft"):
-            pair.check_tokenizers(target.tokenizer, draft.tokenizer)
+        if isinstance(draft, InspectedLanguageModel):
+            with _naming("draft"):
+                pair.check_tokenizers(target.tokenizer, draft.tokenizer)
+    limits_context = config.uses_draft_model and isinstance(draft, InspectedLanguageModel)
     max_context_length = pair.check_context_lengths(
         max_context_length=config.inference.max_context_length,
         target=target.facts,
-        draft=draft.facts if draft and config.uses_draft_model else None,
+        draft=draft.facts if draft and limits_context else None,
     )
     return InspectedPair(
         device=where,
@@ -129,7 +151,41 @@ def inspect_pair(
     )
 
 
-def inspect_model(model: ModelConfig, *, role: Role, where: torch.device) -> InspectedModel:
+def _inspect_draft(model: ModelConfig, target: InspectedLanguageModel, where: torch.device) -> InspectedModel:
+    """A head is told from a full model by its config.json."""
+    with _naming("draft"):
+        checkpoint.check_directory(model.path)
+        is_head = is_draft_head(model.path)
+    if is_head:
+        return inspect_head(model, target, where=where)
+    return inspect_model(model, role="draft", where=where)
+
+
+def inspect_head(model: ModelConfig, target: InspectedLanguageModel, *, where: torch.device) -> InspectedHead:
+    """Checks a head's config, weights and vocabulary maps against its target."""
+    directory = model.path
+    with _naming("draft"):
+        head = read_head_config(directory, target.facts)
+        weights = read_head_checkpoint(directory, head)
+        facts = describe_head(head, weights)
+        digest = compute_model_digest(directory)
+    key = "models.draft_model.dtype"
+    dtype = device.resolve_dtype(model.dtype, checkpoint_dtype=facts.checkpoint_dtype, device=where, key=key)
+    return InspectedHead(
+        role="draft",
+        directory=directory,
+        facts=facts,
+        digest=digest,
+        device=where,
+        dtype=dtype,
+        compute_dtype=compute_dtype(dtype, where),
+        ignored=_ignored_of_head(weights, head),
+        head=head,
+        checkpoint=weights,
+    )
+
+
+def inspect_model(model: ModelConfig, *, role: Role, where: torch.device) -> InspectedLanguageModel:
     """Checks one model's directory, architecture, weights, dtype and tokenizer."""
     directory = model.path
     with _naming(role):
@@ -154,12 +210,12 @@ def inspect_model(model: ModelConfig, *, role: Role, where: torch.device) -> Ins
     )
     with _naming(role):
         digest = compute_model_digest(directory)
-    return InspectedModel(
+    return InspectedLanguageModel(
         role=role,
         directory=directory,
-        config=config,
         facts=facts,
         tokenizer=tokenizer,
+        weights=weights,
         digest=digest,
         device=where,
         dtype=dtype,
@@ -172,6 +228,12 @@ def _ignored(weights: Checkpoint, skeleton: Skeleton) -> tuple[str, ...]:
     files = [f"{path.name}, which is no part of the checkpoint" for path in weights.ignored_files]
     tensors = checkpoint.ignored_tensors(weights, skeleton)
     return (*files, *([tensors] if tensors is not None else []))
+
+
+def _ignored_of_head(weights: HeadCheckpoint, head: HeadConfig) -> tuple[str, ...]:
+    files = [f"{path.name}, which is no part of the checkpoint" for path in weights.weights.ignored_files]
+    names = ignored_head_tensors(weights, head)
+    return (*files, *([f"tensors that a head does not have: {', '.join(names)}"] if names else []))
 
 
 def choose_device(config: Config, accelerator_bytes: int | None) -> tuple[torch.device, MemoryBudget]:
@@ -223,6 +285,7 @@ def _planned(model: InspectedModel) -> PlannedModel:
         model.facts,
         weight_dtype_bytes=_weight_dtype(model).itemsize,
         compute_dtype_bytes=model.compute_dtype.itemsize,
+        captured_size=model.head.captured_size if isinstance(model, InspectedHead) else 0,
     )
 
 
@@ -236,6 +299,8 @@ def _weight_dtype(model: InspectedModel) -> torch.dtype:
 def _embedding_copy_bytes(model: InspectedModel) -> int:
     """What a CPU's repacking adds: an embedding as wide as activations, beside the packed head if tied."""
     facts = model.facts
+    if isinstance(model, InspectedHead) and not model.checkpoint.has_embedding:
+        return 0
     counted_bytes = 0 if facts.has_tied_head else _weight_dtype(model).itemsize
     return facts.vocab_size * facts.hidden_size * (model.compute_dtype.itemsize - counted_bytes)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from draftline_server.core.clock import Clock
-from draftline_server.model.runner import ModelRunner, SequenceInput
+from draftline_server.model.runner import Runner, SequenceInput
 from draftline_server.speculation.step_costs import CostCurve, StepCosts
 
 # Cached tokens of the dummy sequences: a short conversation.
@@ -19,7 +19,7 @@ MAX_SECONDS_PER_CURVE = 5.0
 
 
 def measure_costs(
-    costs: StepCosts, *, target: ModelRunner, draft: ModelRunner | None, clock: Clock, max_tokens: int
+    costs: StepCosts, *, target: Runner, draft: Runner | None, clock: Clock, max_tokens: int
 ) -> None:
     """Fills both cost curves. Overwrites the first blocks of the cache, which must be unused."""
     sizes = list(_sizes(min(max_tokens, MAX_SIZE)))
@@ -37,7 +37,7 @@ def _sizes(largest: int) -> Iterable[int]:
     yield largest
 
 
-def _measure(curve: CostCurve, runner: ModelRunner, sizes: Sequence[int], clock: Clock) -> None:
+def _measure(curve: CostCurve, runner: Runner, sizes: Sequence[int], clock: Clock) -> None:
     """Times forwards of `size` one-token sequences; the fastest of a few is taken."""
     num_cached = min(CONTEXT_LENGTH, runner.cache.num_slots - 1)
     blocks = range(num_cached // runner.cache.block_size + 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from draftline_server.core.request import Request
 from draftline_server.speculation.proposer import Draft, DraftTask, Proposer
 
@@ -50,6 +52,15 @@ class ProposerChain:
                 if draft.token_ids:
                     drafts[task.request.request_id] = draft
         return drafts
+
+    def reads_hidden_states(self, request: Request) -> bool:
+        """Whether any that may draft for the request does so from what the target computes."""
+        return any(p.reads_hidden_states and self._may_use(request, p.name) for p in self._proposers.values())
+
+    def observe(self, request: Request, start: int, hidden_states: Tensor) -> None:
+        for proposer in self._proposers.values():
+            if proposer.reads_hidden_states:
+                proposer.observe(request, start, hidden_states)
 
     def follow(self, requests: Sequence[Request]) -> None:
         for proposer in self._proposers.values():

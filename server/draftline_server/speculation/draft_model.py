@@ -17,12 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from draftline_server.core.request import Request
-from draftline_server.model.logits import RowContext, process_logits
-from draftline_server.model.noise import Stream, noise_key
 from draftline_server.model.runner import ModelRunner, SequenceInput
-from draftline_server.model.sampling import sample
+from draftline_server.speculation.drafting import draft_by
 from draftline_server.speculation.proposer import Draft, DraftTask
-from draftline_server.speculation.verification import row_context
 
 # A request that lags further behind does not draft until `follow` has caught up.
 MAX_CATCH_UP_TOKENS = 512
@@ -32,6 +29,7 @@ class DraftModelProposer:
     """Samples the draft model with the request's own filters."""
 
     name = "draft_model"
+    reads_hidden_states = False
 
     def __init__(
         self,
@@ -54,25 +52,17 @@ class DraftModelProposer:
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        drafted: list[list[int]] = [[] for _ in tasks]
-        probs: list[list[Tensor]] = [[] for _ in tasks]
-        for depth in range(max((task.length for task in tasks), default=0)):
-            active = [i for i, task in enumerate(tasks) if task.length > depth]
-            logits = self._forward([tasks[i].request for i in active], [drafted[i] for i in active])
-            contexts = [self._context(tasks[i].request, drafted[i]) for i in active]
-            processed = process_logits(logits, contexts)
-            keys = [self._key(tasks[i].request, depth) for i in active]
-            for row, (i, token_id) in enumerate(zip(active, sample(processed, keys), strict=True)):
-                drafted[i].append(token_id)
-                if _samples_by_rejection(tasks[i].request):
-                    probs[i].append(torch.softmax(processed[row], dim=-1))
+        def forward(active: Sequence[int], drafted: Sequence[list[int]]) -> Tensor:
+            return self._forward([tasks[i].request for i in active], [drafted[i] for i in active])
+
+        drafts = draft_by(self.name, tasks, forward, self._eos_token_ids)
         for task in tasks:
             if task.length > 0:
                 task.request.draft_len = task.request.num_tokens + task.length - 1
-        return [
-            Draft(self.name, tuple(tokens), torch.stack(rows) if rows else None)
-            for tokens, rows in zip(drafted, probs, strict=True)
-        ]
+        return drafts
+
+    def observe(self, request: Request, start: int, hidden_states: Tensor) -> None:
+        """Reads tokens alone."""
 
     @torch.inference_mode()
     def follow(self, requests: Sequence[Request]) -> None:
@@ -117,17 +107,3 @@ class DraftModelProposer:
         if num_rows >= self._target_vocab_size:
             return token_ids
         return [token_id if token_id < num_rows else 0 for token_id in token_ids]
-
-    def _context(self, request: Request, drafted: Sequence[int]) -> RowContext:
-        return row_context(request, drafted, request.end_token_ids(self._eos_token_ids))
-
-    def _key(self, request: Request, depth: int) -> int | None:
-        if request.spec.sampling.is_greedy:
-            return None
-        stream = Stream.DRAFT if _samples_by_rejection(request) else Stream.TARGET
-        return noise_key(request.seed, request.num_tokens + depth, stream)
-
-
-def _samples_by_rejection(request: Request) -> bool:
-    """Requests with a seed match the target's noise instead, which makes their text reproducible."""
-    return request.spec.sampling.seed is None and not request.spec.sampling.is_greedy

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from draftline_server.core.request import Request
 from draftline_server.speculation.proposer import Draft, DraftTask
 
@@ -42,6 +44,7 @@ class NgramProposer:
     """Proposes the continuation of the match that `NgramIndex` finds."""
 
     name = "ngram"
+    reads_hidden_states = False
 
     def __init__(self, *, min_length: int, max_length: int) -> None:
         self._min_length = min_length
@@ -53,6 +56,9 @@ class NgramProposer:
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         return [Draft(self.name, self._continuation(task.request, task.length)) for task in tasks]
+
+    def observe(self, request: Request, start: int, hidden_states: Tensor) -> None:
+        """Reads tokens alone."""
 
     def follow(self, requests: Sequence[Request]) -> None:
         """Nothing to do: the index is brought up to date by each lookup."""

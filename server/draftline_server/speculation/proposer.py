@@ -40,6 +40,13 @@ class Proposer(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def reads_hidden_states(self) -> bool:
+        """Whether it drafts from what the target computes, and so must `observe` it."""
+
+    def observe(self, request: Request, start: int, hidden_states: Tensor) -> None:
+        """Shows it the target's hidden states ``[tokens, size]`` of the committed tokens from `start` on."""
+
     def max_length(self, request: Request, limit: int) -> int:
         """How many tokens it could propose now, at most `limit`; 0 where it has nothing to offer."""
 

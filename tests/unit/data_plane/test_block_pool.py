@@ -141,20 +141,23 @@ def test_a_block_is_draft_valid_from_its_marking_until_it_gets_other_content() -
     for block_id, content_hash in zip(mine, chain, strict=True):
         pool.remember(block_id, content_hash)
     pool.mark_draft_valid(mine[0])
-    assert pool.num_draft_valid(mine) == 1
+    assert pool.leading_draft_valid(mine) == range(1)
     pool.release(mine)
-    assert pool.num_draft_valid(pool.acquire_prefix(chain)) == 1
+    assert pool.leading_draft_valid(pool.acquire_prefix(chain)) == range(1)
     pool.release(mine)
-    assert pool.num_draft_valid(pool.allocate(2)) == 0
+    assert pool.leading_draft_valid(pool.allocate(2)) == range(0)
 
 
-def test_draft_valid_blocks_behind_a_gap_do_not_count() -> None:
-    pool = make_pool(3)
-    mine = pool.allocate(3)
-    pool.mark_draft_valid(mine[0])
-    pool.mark_draft_valid(mine[2])
-    assert pool.num_draft_valid(mine) == 1
-    assert pool.num_draft_valid([]) == 0
+def test_draft_valid_blocks_count_up_to_a_gap_from_either_end() -> None:
+    pool = make_pool(4)
+    mine = pool.allocate(4)
+    for index in (0, 2, 3):
+        pool.mark_draft_valid(mine[index])
+    assert pool.leading_draft_valid(mine) == range(1)
+    assert pool.trailing_draft_valid(mine) == range(2, 4)
+    assert pool.trailing_draft_valid(mine[:2]) == range(2, 2)
+    assert pool.trailing_draft_valid(mine[2:]) == range(2)
+    assert pool.leading_draft_valid([]) == pool.trailing_draft_valid([]) == range(0)
 
 
 def test_the_hash_of_a_block_depends_on_everything_before_it() -> None:

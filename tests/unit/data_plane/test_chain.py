@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from torch import Tensor
 
 from draftline_server.core.request import Request
 from draftline_server.core.sampling_params import SpeculationParams
@@ -17,6 +18,8 @@ BOTH = {"first", "second"}
 
 class FakeProposer:
     """Offers up to `longest` tokens to every request but those it was told to leave out."""
+
+    reads_hidden_states = False
 
     def __init__(
         self,
@@ -44,6 +47,9 @@ class FakeProposer:
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         self.tasks += [(t.request.request_id, t.length) for t in tasks]
         return [Draft(self.name, tuple(range(min(t.length, self._delivers)))) for t in tasks]
+
+    def observe(self, request: Request, start: int, hidden_states: Tensor) -> None:
+        raise AssertionError("it reads tokens alone")
 
     def follow(self, requests: Sequence[Request]) -> None:
         self.followed += [r.request_id for r in requests]

@@ -73,11 +73,11 @@ def test_equal_beginnings_have_equal_hashes() -> None:
 def test_rewinding_forgets_the_cache_and_keeps_the_tokens() -> None:
     request = make_request(prompt=range(8), output=[1])
     request.block_table, request.target_len, request.draft_len = [3, 4], 8, 5
-    request.num_remembered_blocks, request.num_draft_valid_blocks = 2, 1
+    request.num_remembered_blocks, request.num_draft_marked_blocks = 2, 1
     request.rewind()
     assert request.token_ids == [*range(8), 1]
     assert (request.block_table, request.target_len, request.draft_len) == ([], 0, 0)
-    assert (request.num_remembered_blocks, request.num_draft_valid_blocks) == (0, 0)
+    assert (request.num_remembered_blocks, request.num_draft_marked_blocks) == (0, 0)
 
 
 @pytest.mark.parametrize(

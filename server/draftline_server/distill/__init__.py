@@ -1,0 +1,1 @@
+"""`draftline-server distill`: makes a draft head for a target model."""

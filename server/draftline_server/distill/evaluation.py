@@ -1,0 +1,149 @@
+"""What a head is worth on this machine: measured in the engine, on prompts that it has not learned from.
+
+Greedy, one stream, fixed draft lengths. Arms take turns, prompt by prompt, so that what slows the machine for
+a while slows them all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from draftline_server.core.admission import admit
+from draftline_server.core.generation import SpeculationStats
+from draftline_server.core.sampling_params import SamplingParams, SpeculationParams
+from draftline_server.engine import Engine
+
+LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+OFF, NGRAM, HEAD = "off", "ngram", "draft_model"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to generate."""
+
+    method: str
+    length: int
+
+    def speculation(self) -> SpeculationParams:
+        if self.method == OFF:
+            return SpeculationParams(enabled=False)
+        return SpeculationParams(methods=(self.method,), max_draft_tokens=self.length)
+
+
+ARMS = (Arm(OFF, 0), *(Arm(HEAD, length) for length in LENGTHS), Arm(NGRAM, LENGTHS[-1]))
+
+
+@dataclass(slots=True)
+class Measured:
+    """Of one arm, over all prompts."""
+
+    seconds: float = 0.0
+    num_tokens: int = 0
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds
+
+    def acceptance(self, length: int) -> list[float]:
+        """Share of drafts of which at least so many tokens stood, for 1 to `length`."""
+        accepted = self.stats.accepted_tokens_per_position
+        drafts = max(1, self.stats.drafts)
+        return [(accepted[i] if i < len(accepted) else 0) / drafts for i in range(length)]
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens of a step with a draft: those that stood, and one."""
+        return 1.0 + self.stats.accepted_tokens / max(1, self.stats.drafts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """All that a model card tells."""
+
+    arms: Mapping[Arm, Measured]
+    draft_seconds: float
+    """Of one forward of the head for one sequence."""
+    verify_seconds: Mapping[int, float]
+    """Of the target's forward, by tokens."""
+    num_prompts: int
+
+    def measured_speedup(self, arm: Arm) -> float:
+        return self.arms[arm].tokens_per_second / self.arms[ARMS[0]].tokens_per_second
+
+    def predicted_speedup(self, length: int) -> float:
+        """From acceptance at the longest draft, and from what forwards cost."""
+        longest = max(LENGTHS)
+        survivals = self.arms[Arm(HEAD, longest)].acceptance(length)
+        seconds = self.verify_seconds[1 + length] + length * self.draft_seconds
+        return (1.0 + sum(survivals)) * self.verify_seconds[1] / seconds
+
+    def summary(self) -> list[str]:
+        """Lines for a person."""
+        best = max(ARMS[1:-1], key=self.measured_speedup)
+        survivals = self.arms[ARMS[-2]].acceptance(max(LENGTHS))
+        return [
+            f"acceptance by position: {' '.join(f'{share:.2f}' for share in survivals)}",
+            f"fastest with drafts of {best.length}: {self.measured_speedup(best):.2f} times speculation off",
+        ]
+
+    @property
+    def cost_ratio(self) -> float:
+        return self.draft_seconds / self.verify_seconds[1]
+
+
+def evaluate(
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
+    *,
+    max_tokens: int,
+    advance: Callable[[int], object],
+) -> Evaluation:
+    """Completes each prompt by each arm; the engine drafts as it is told, whether it pays or not."""
+    arms = {arm: Measured() for arm in ARMS}
+    for index, prompt in enumerate(prompts):
+        turn = list(arms) if index % 2 else list(reversed(arms))
+        for arm in turn:
+            _complete(engine, prompt, arm, arms[arm], max_tokens)
+            advance(1)
+    costs = engine.costs
+    return Evaluation(
+        arms=arms,
+        draft_seconds=costs.draft.estimate(1),
+        verify_seconds={n: costs.verify.estimate(n) for n in range(1, max(LENGTHS) + 2)},
+        num_prompts=len(prompts),
+    )
+
+
+def _complete(engine: Engine, prompt: tuple[int, ...], arm: Arm, measured: Measured, max_tokens: int) -> None:
+    engine.add_request(
+        admit(
+            request_id="evaluation",
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens),
+            speculation=arm.speculation(),
+            limits=engine.limits,
+            now=0.0,
+        )
+    )
+    engine.step()  # reads the prompt and gives the first token
+    started = time.monotonic()
+    while engine.has_work:
+        for delta in engine.step():
+            measured.num_tokens += len(delta.token_ids)
+            if delta.summary is not None:
+                _add(measured.stats, delta.summary.speculation)
+    measured.seconds += time.monotonic() - started
+
+
+def _add(total: SpeculationStats, one: SpeculationStats) -> None:
+    total.drafts += one.drafts
+    total.draft_tokens += one.draft_tokens
+    total.accepted_tokens += one.accepted_tokens
+    total.decode_steps += one.decode_steps
+    missing = len(one.accepted_tokens_per_position) - len(total.accepted_tokens_per_position)
+    total.accepted_tokens_per_position.extend([0] * missing)
+    for position, count in enumerate(one.accepted_tokens_per_position):
+        total.accepted_tokens_per_position[position] += count

@@ -1,0 +1,380 @@
+"""From a target to its head, in four steps of which each goes on where it was interrupted.
+
+    dialogues    the target answers prompts                     dialogues/part-*.npz
+    features     what it computes for each of their tokens      features/part-*.safetensors
+    training     a head learns from both                        training.pt
+    evaluation   the head drafts for prompts held out           in the README of the result
+
+Everything lies in a work directory beside the result. What the run was begun with is written there, too:
+other settings would mix what does not belong together, and are refused.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from draftline_server.config import Config, ModelConfig, parse_config
+from draftline_server.distill import generation, new_head
+from draftline_server.distill.card import Origin, write_card
+from draftline_server.distill.dialogues import Dialogue, read_dialogues, write_dialogues
+from draftline_server.distill.evaluation import ARMS, LENGTHS, Evaluation, evaluate
+from draftline_server.distill.features import (
+    MAX_FORWARD_TOKENS,
+    FeatureFiles,
+    FeatureReader,
+    compute_features,
+)
+from draftline_server.distill.publish import check_may_replace, write_head
+from draftline_server.distill.training import Progress, Trainer, TrainingSettings, train
+from draftline_server.distill.vocabulary import choose_draft_vocabulary, coverage
+from draftline_server.engine import Engine
+from draftline_server.engine_factory import build_runner, build_served_pair
+from draftline_server.errors import ConfigError, ModelError, ResourceError
+from draftline_server.model.cpu_layers import has_native_bfloat16
+from draftline_server.model.draft_head import DraftHead
+from draftline_server.model.hidden_states import HiddenStateTap
+from draftline_server.model.loader import load_model
+from draftline_server.model.startup import InspectedLanguageModel, inspect_model, inspect_models
+
+DIALOGUES_PER_PART = 64
+MAX_HELD_OUT = 64
+EVALUATED_PROMPTS = 16
+EVALUATED_TOKENS = 64
+_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillSettings:
+    """What the user asks for."""
+
+    target: Path
+    out: Path
+    work: Path
+    prompts: Path | None
+    dialogues: Path | None
+    num_dialogues: int
+    max_answer_tokens: int
+    layer_ids: tuple[int, ...] | None
+    draft_vocab_size: int
+    device: torch.device
+    training: TrainingSettings
+    command: str
+
+    def identity(self, digest: str) -> dict[str, Any]:
+        """What decides the result, but for the budget, which may be raised."""
+        return {
+            "target": digest,
+            "prompts": _hash(self.prompts),
+            "dialogues": _hash(self.dialogues),
+            "num_dialogues": self.num_dialogues,
+            "max_answer_tokens": self.max_answer_tokens,
+            "layer_ids": list(self.layer_ids) if self.layer_ids else None,
+            "draft_vocab_size": self.draft_vocab_size,
+            "unrolled_steps": self.training.unrolled_steps,
+            "batch_size": self.training.batch_size,
+            "seed": self.training.seed,
+        }
+
+
+def distill(settings: DistillSettings) -> Evaluation:
+    """Makes the head. Raises a `StartupError`; what was done by then is kept."""
+    try:
+        return _Run(settings).run()
+    except OSError as error:
+        raise ResourceError(f"{error.filename or settings.work}: {error.strerror or error}") from error
+
+
+class _Run:
+    """One run of the command."""
+
+    def __init__(self, settings: DistillSettings) -> None:
+        self._settings = settings
+        model = ModelConfig(path=settings.target)
+        self._target: InspectedLanguageModel = inspect_model(model, role="target", where=settings.device)
+        num_layers = self._target.facts.num_layers
+        self._layer_ids = settings.layer_ids or new_head.default_layer_ids(num_layers)
+        ids = list(self._layer_ids)
+        if ids != sorted(set(ids)) or ids[0] < 0 or ids[-1] != num_layers:
+            raise ConfigError(
+                f"--layers: {ids} must rise from 0 or more to {num_layers}, which is the target's final state"
+            )
+        check_may_replace(settings.out)
+
+    def run(self) -> Evaluation:
+        settings = self._settings
+        self._claim_work()
+        dialogues = self._dialogues()
+        self._forget_engine()
+        held_out, learned = _split(dialogues)
+        token_ids = choose_draft_vocabulary(
+            learned, vocab_size=self._target.facts.vocab_size, size=settings.draft_vocab_size
+        )
+        files = FeatureFiles(settings.work / "features", learned)
+        self._compute_features(files)
+        head, progress = self._train(files, token_ids)
+        origin = self._origin(learned, token_ids, progress)
+        draft = settings.work / "head"
+        self._write(draft, head, token_ids, card="")
+        evaluation = self._evaluate(draft, held_out)
+        self._write(settings.out, head, token_ids, card=write_card(origin, evaluation))
+        return evaluation
+
+    def _claim_work(self) -> None:
+        """Raises `ConfigError` where an earlier run there was begun with other settings."""
+        path = self._settings.work / "settings.json"
+        identity = self._settings.identity(self._target.digest.model)
+        if path.exists():
+            before = json.loads(path.read_text())
+            for key, value in identity.items():
+                if before.get(key) != value:
+                    raise ConfigError(
+                        f"--work: {path.parent} belongs to a run with {key} {before.get(key)}, not {value}; "
+                        "give another directory or delete it"
+                    )
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(identity, indent=2))
+        partial.replace(path)
+
+    def _dialogues(self) -> list[Dialogue]:
+        settings, vocab_size = self._settings, self._target.facts.vocab_size
+        if settings.dialogues is not None:
+            found = read_dialogues(settings.dialogues, vocab_size=vocab_size)
+        else:
+            found = list(self._generate())
+        usable = [d for d in found if d.num_prompt_tokens > 0 and d.num_answer_tokens > 0]
+        if len(usable) < 2 * settings.training.batch_size:
+            raise ModelError(
+                f"there are {len(usable)} dialogues with an answer, at least "
+                f"{2 * settings.training.batch_size} are needed"
+            )
+        return usable
+
+    def _generate(self) -> Iterator[Dialogue]:
+        """Reads the parts that are there, and makes the others."""
+        settings, tokenizer = self._settings, self._target.tokenizer
+        directory = settings.work / "dialogues"
+        directory.mkdir(exist_ok=True)
+        given = None
+        if settings.prompts:
+            longest = self._target.facts.max_position_embeddings - settings.max_answer_tokens
+            given = generation.read_prompts(settings.prompts, tokenizer, max_length=longest)
+        count = len(given) if given is not None else settings.num_dialogues
+        frame = generation.ChatFrame.of(tokenizer) if given is None else None
+        engine: Engine | None = None
+        with _bar("dialogues", count, "text") as bar:
+            for number, start in enumerate(range(0, count, DIALOGUES_PER_PART)):
+                path = directory / f"part-{number:05}.npz"
+                indices = range(start, min(start + DIALOGUES_PER_PART, count))
+                if not path.exists():
+                    engine = engine or self._plain_engine
+                    if frame is not None:
+                        prompts = generation.make_prompts(engine, frame, indices, seed=settings.training.seed)
+                    else:
+                        assert given is not None
+                        prompts = given[start : indices.stop]
+                    answered = generation.answer(
+                        engine,
+                        prompts,
+                        indices,
+                        seed=settings.training.seed,
+                        max_tokens=settings.max_answer_tokens,
+                    )
+                    write_dialogues(path, answered)
+                bar.update(len(indices))
+                yield from read_dialogues(path, vocab_size=self._target.facts.vocab_size)
+
+    @cached_property
+    def _plain_engine(self) -> Engine:
+        """The target alone, for large batches."""
+        # Without a prefix cache, which would make a text depend on whether this run was interrupted.
+        config = self._config(
+            {"speculative_decoding": {"enabled": False}, "inference": {"prefix_caching": False}}
+        )
+        pair = build_served_pair(config, inspect_models(config))
+        assert isinstance(pair.engine, Engine)
+        return pair.engine
+
+    def _forget_engine(self) -> None:
+        """Gives its memory back to the steps that follow."""
+        self.__dict__.pop("_plain_engine", None)
+        gc.collect()
+        if self._settings.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _config(self, changes: dict[str, Any]) -> Config:
+        return parse_config(
+            {
+                "device": self._settings.device.type,
+                "models": {"target_model": {"path": str(self._settings.target)}},
+                "server": {"max_concurrent_requests": DIALOGUES_PER_PART},
+            }
+            | changes
+        )
+
+    def _compute_features(self, files: FeatureFiles) -> None:
+        total = sum(len(d.token_ids) for d in files.dialogues)
+        todo = sum(len(d.token_ids) for _, dialogues in files.missing() for d in dialogues)
+        with _bar("features", total, "token") as bar:
+            bar.update(total - todo)
+            if todo:
+                self._check_disk(files.directory, todo)
+                longest = max(len(d.token_ids) for d in files.dialogues)
+                target = load_model(
+                    self._settings.target, dtype=self._target.dtype, device=self._settings.device
+                )
+                num_blocks = 2 * (longest + MAX_FORWARD_TOKENS) // _BLOCK_SIZE
+                runner = build_runner(target, num_blocks=num_blocks, block_size=_BLOCK_SIZE)
+                compute_features(files, runner, HiddenStateTap(target, self._layer_ids), bar.update)
+
+    def _check_disk(self, directory: Path, num_tokens: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        needed = num_tokens * len(self._layer_ids) * self._target.facts.hidden_size * 2
+        free = shutil.disk_usage(directory).free
+        if needed > free:
+            raise ResourceError(
+                f"--work: {directory}: the features need {needed / 2**30:.1f} GiB, "
+                f"{free / 2**30:.1f} are free"
+            )
+
+    def _train(self, files: FeatureFiles, token_ids: Sequence[int]) -> tuple[DraftHead, Progress]:
+        settings, device = self._settings, self._settings.device
+        target: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            settings.target, dtype=torch.float32, local_files_only=True
+        )
+        config = new_head.make_head_config(
+            target,
+            layer_ids=self._layer_ids,
+            draft_vocab_size=len(token_ids),
+            max_length=self._target.facts.max_position_embeddings,
+        )
+        teacher = new_head.make_teacher(target).to(device)
+        head = new_head.make_head(
+            target, config, torch.tensor(token_ids), seed=settings.training.seed, device=device
+        )
+        del target
+        trainer = Trainer(
+            head,
+            teacher,
+            settings.training,
+            device=device,
+            compute_dtype=_training_dtype(device),
+        )
+        with _bar("training", 100, "%") as bar:
+            train(
+                trainer,
+                settings.training,
+                files.dialogues,
+                FeatureReader(files),
+                settings.work / "training.pt",
+                report=lambda progress: _show(bar, progress, settings.training),
+            )
+        return trainer.head, trainer.progress
+
+    def _origin(self, learned: Sequence[Dialogue], token_ids: Sequence[int], progress: Progress) -> Origin:
+        settings = self._settings
+        source = settings.dialogues or settings.prompts
+        return Origin(
+            target_name=settings.target.resolve().name,
+            target_digest=self._target.digest.model,
+            num_dialogues=len(learned),
+            num_answer_tokens=sum(d.num_answer_tokens for d in learned),
+            data=f"answers to {source.name}" if source else "self-made",
+            layer_ids=self._layer_ids,
+            draft_vocab_size=len(token_ids),
+            coverage=coverage(learned, token_ids),
+            unrolled_steps=settings.training.unrolled_steps,
+            num_steps=progress.step,
+            num_tokens=progress.num_tokens,
+            training_minutes=progress.seconds / 60,
+            machine=_describe_machine(settings.device),
+            command=settings.command,
+        )
+
+    def _write(self, directory: Path, head: DraftHead, token_ids: Sequence[int], *, card: str) -> None:
+        write_head(
+            directory,
+            head,
+            token_ids,
+            target_name=self._settings.target.resolve().name,
+            target_architecture=self._target.facts.architecture,
+            num_speculative_tokens=self._settings.training.unrolled_steps,
+            dtype=self._target.dtype,
+            card=card,
+        )
+
+    def _evaluate(self, head: Path, held_out: Sequence[Dialogue]) -> Evaluation:
+        config = self._config(
+            {
+                "models": {
+                    "target_model": {"path": str(self._settings.target)},
+                    "draft_model": {"path": str(head)},
+                },
+                "speculative_decoding": {
+                    "methods": ["draft_model", "ngram"],
+                    "num_speculative_tokens": max(LENGTHS),
+                    "adaptive": False,
+                    "fallback_to_standard_decoding": False,
+                },
+                "inference": {"prefix_caching": False},
+            }
+        )
+        pair = build_served_pair(config, inspect_models(config))
+        assert isinstance(pair.engine, Engine)
+        pair.engine.warm_up()
+        prompts = [d.prompt for d in held_out[:EVALUATED_PROMPTS]]
+        with _bar("evaluation", len(prompts) * len(ARMS), "text") as bar:
+            return evaluate(pair.engine, prompts, max_tokens=EVALUATED_TOKENS, advance=bar.update)
+
+
+def _hash(path: Path | None) -> str | None:
+    """Of a file's content: one that was changed is another one."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _split(dialogues: Sequence[Dialogue]) -> tuple[list[Dialogue], list[Dialogue]]:
+    """Those held out, and those to learn from."""
+    count = min(MAX_HELD_OUT, max(1, len(dialogues) // 20))
+    return list(dialogues[:count]), list(dialogues[count:])
+
+
+def _training_dtype(device: torch.device) -> torch.dtype:
+    if device.type == "cpu" and not has_native_bfloat16():
+        return torch.float32
+    return torch.bfloat16
+
+
+def _describe_machine(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{os.cpu_count()} CPU cores"
+
+
+@contextmanager
+def _bar(name: str, total: int, unit: str) -> Iterator[Any]:
+    with tqdm(total=total, desc=name, unit=unit, dynamic_ncols=True) as bar:
+        yield bar
+
+
+def _show(bar: Any, progress: Progress, settings: TrainingSettings) -> None:
+    bar.n = round(100 * min(1.0, progress.share(settings)), 1)
+    right = " ".join(f"{share:.2f}" for share in progress.acceptance)
+    bar.set_postfix_str(f"step {progress.step}, loss {progress.loss:.2f}, right {right}")

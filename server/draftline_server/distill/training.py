@@ -1,0 +1,243 @@
+"""Trains a head with unrolled steps, resumably.
+
+The matrices are trained by Muon, the norms by AdamW. The rate falls as the share of the budget that is used
+up rises, be it of steps (then a run that was interrupted ends with the very same weights) or of minutes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from draftline_server.core.clock import Clock
+from draftline_server.distill.batches import Batch, BatchOrder, read_batch
+from draftline_server.distill.dialogues import Dialogue
+from draftline_server.distill.features import FeatureReader
+from draftline_server.distill.losses import StepOutcome, compare
+from draftline_server.distill.unrolled import unroll
+from draftline_server.errors import ModelError
+from draftline_server.model.draft_head import DraftHead
+
+_WARM_UP = 0.02
+_LEAST_RATE = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """All that decides what a run ends with, besides data and first weights."""
+
+    steps: int | None = None
+    minutes: float | None = None
+    """One of both is the budget."""
+    unrolled_steps: int = 4
+    batch_size: int = 16
+    matrix_rate: float = 2e-3
+    norm_rate: float = 5e-4
+    state_weight: float = 1.0
+    """Of the distance to the target's own state, beside the cross-entropy."""
+    step_decay: float = 0.9
+    """Weight of an unrolled step over that before it."""
+    seed: int = 0
+    checkpoint_seconds: float = 60.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run has come."""
+
+    step: int = 0
+    seconds: float = 0.0
+    """Spent on steps, in all runs together."""
+    num_tokens: int = 0
+    acceptance: list[float] = field(default_factory=list)
+    """Share of right guesses by unrolled step, of late."""
+    loss: float = math.nan
+
+    def share(self, settings: TrainingSettings) -> float:
+        """Of the budget that is used up."""
+        if settings.steps is not None:
+            return self.step / settings.steps
+        assert settings.minutes is not None, "a budget is given"
+        return self.seconds / (60 * settings.minutes)
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """What the target adds to its hidden states."""
+
+    norm_scale: Tensor
+    """Of its last norm, ``[hidden size]``."""
+    epsilon: float
+    softcap: float | None
+
+    def to(self, device: torch.device) -> Teacher:
+        return Teacher(self.norm_scale.to(device), self.epsilon, self.softcap)
+
+    def final_states(self, captured: Tensor) -> Tensor:
+        """The normed final states, of captured ones whose last part is the last layer's output."""
+        raw = captured[..., -self.norm_scale.shape[0] :].float()
+        return raw * torch.rsqrt(raw.pow(2).mean(-1, keepdim=True) + self.epsilon) * self.norm_scale
+
+
+class Trainer:
+    """One run. The head holds float32 weights; products are of `compute_dtype`."""
+
+    def __init__(
+        self,
+        head: DraftHead,
+        teacher: Teacher,
+        settings: TrainingSettings,
+        *,
+        device: torch.device,
+        compute_dtype: torch.dtype,
+    ) -> None:
+        self.head = head
+        self.progress = Progress()
+        self._teacher = teacher
+        self._settings = settings
+        self._device = device
+        self._compute_dtype = compute_dtype
+        trained = [p for p in head.parameters() if p.requires_grad]
+        matrices = [p for p in trained if p.dim() == 2]
+        norms = [p for p in trained if p.dim() != 2]
+        self._rates = (settings.matrix_rate, settings.norm_rate)
+        self._optimizers: tuple[torch.optim.Optimizer, ...] = (
+            torch.optim.Muon(
+                matrices, lr=settings.matrix_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+            ),
+            torch.optim.AdamW(norms, lr=settings.norm_rate, betas=(0.9, 0.95), weight_decay=0.0),
+        )
+
+    def step(self, batch: Batch) -> None:
+        """Learns from one batch."""
+        self._set_rates()
+        batch = batch.to(self._device)
+        loss, outcome = self._loss(batch)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_([p for p in self.head.parameters() if p.requires_grad], 1.0)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.progress.step += 1
+        self.progress.num_tokens += int(batch.is_learned.sum())
+        self._note(float(loss.detach()), outcome)
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> list[float]:
+        """Share of right guesses by unrolled step."""
+        _, outcome = self._loss(batch.to(self._device))
+        return _acceptance(outcome)
+
+    def _loss(self, batch: Batch) -> tuple[Tensor, StepOutcome]:
+        num_steps = self._settings.unrolled_steps
+        target = self._teacher.final_states(batch.captured)
+        learned = batch.is_learned
+        with torch.autocast(self._device.type, self._compute_dtype, self._compute_dtype != torch.float32):
+            captured = batch.captured.to(self._compute_dtype)
+            guesses = []
+            for step, vectors in enumerate(unroll(self.head, batch.token_ids, captured, num_steps)):
+                # Row r of step t guesses what follows token r + 1 + t.
+                moved = functional.pad(vectors[:, : vectors.shape[1] - step], (0, 0, 1 + step, 0))
+                guesses.append(moved[learned])
+        places = torch.arange(learned.shape[1], device=learned.device).expand_as(learned)[learned]
+        valid = torch.stack([places >= 1 + step for step in range(num_steps)])
+        stacked, expected = torch.stack(guesses), target[learned]
+        outcome = compare(
+            stacked,
+            expected,
+            self.head.lm_head.weight,
+            valid,
+            softcap=self._teacher.softcap,
+            compute_dtype=self._compute_dtype,
+        )
+        scale = expected.pow(2).mean().sqrt()
+        distance = functional.smooth_l1_loss(
+            stacked.float() / scale, (expected / scale).expand_as(stacked), reduction="none"
+        ).mean(dim=-1)
+        distances = (distance * valid).sum(dim=-1) / valid.sum(dim=-1).clamp(min=1)
+        weights = self._settings.step_decay ** torch.arange(num_steps, device=self._device)
+        losses = outcome.loss + self._settings.state_weight * distances
+        return (losses * weights).sum() / weights.sum(), outcome
+
+    def _set_rates(self) -> None:
+        share = min(1.0, self.progress.share(self._settings))
+        falling = _LEAST_RATE + (1 - _LEAST_RATE) * 0.5 * (1 + math.cos(math.pi * share))
+        factor = min(1.0, max(share, 0.01 * _WARM_UP) / _WARM_UP) * falling
+        for optimizer, rate in zip(self._optimizers, self._rates, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+
+    def _note(self, loss: float, outcome: StepOutcome) -> None:
+        seen = _acceptance(outcome)
+        known = self.progress.acceptance or seen
+        self.progress.acceptance = [0.95 * old + 0.05 * new for old, new in zip(known, seen, strict=True)]
+        before = self.progress.loss
+        self.progress.loss = loss if math.isnan(before) else 0.95 * before + 0.05 * loss
+
+    def save(self, path: Path) -> None:
+        """Writes everything that a run goes on from, whole or not at all. Raises `OSError`."""
+        state = {
+            "head": self.head.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "progress": asdict(self.progress),
+        }
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Goes on from a file of `save`. Raises `ModelError` for one that is damaged."""
+        try:
+            state: dict[str, Any] = torch.load(path, map_location=self._device, weights_only=True)
+            self.head.load_state_dict(state["head"])
+            for optimizer, own in zip(self._optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(own)
+            self.progress = Progress(**state["progress"])
+        except Exception as error:  # torch raises anything for a file that is not its own
+            reason = " ".join(str(error).split())
+            raise ModelError(f"{path}: damaged; delete it to train anew: {reason}") from error
+
+
+def _acceptance(outcome: StepOutcome) -> list[float]:
+    right = outcome.correct.sum(dim=-1) / outcome.valid.sum(dim=-1).clamp(min=1)
+    shares: list[float] = right.tolist()
+    return shares
+
+
+def train(
+    trainer: Trainer,
+    settings: TrainingSettings,
+    dialogues: Sequence[Dialogue],
+    features: FeatureReader,
+    checkpoint: Path,
+    *,
+    report: Callable[[Progress], object],
+    clock: Clock = time.monotonic,
+) -> None:
+    """Trains until the budget is used up, from the checkpoint on if there is one."""
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+    lengths = [len(d.token_ids) for d in dialogues]
+    order = BatchOrder(lengths, batch_size=settings.batch_size, seed=settings.seed)
+    saved_at = clock()
+    while trainer.progress.share(settings) < 1.0:
+        started = clock()
+        trainer.step(read_batch(order.batch(trainer.progress.step), dialogues, features))
+        trainer.progress.seconds += clock() - started
+        report(trainer.progress)
+        if clock() - saved_at >= settings.checkpoint_seconds:
+            trainer.save(checkpoint)
+            saved_at = clock()
+    trainer.save(checkpoint)
