@@ -90,7 +90,7 @@ def test_drafts_are_those_of_the_library(library: Path, tmp_path: Path) -> None:
             expected.append([own.logits(vectors)[0].argmax(dim=-1).tolist() for vectors in steps])
     environment = {**os.environ, "PYTHONPATH": str(library), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(SCRIPT)],
+        [sys.executable, "-P", str(SCRIPT)],
         input=json.dumps(jobs),
         capture_output=True,
         text=True,
