@@ -85,14 +85,18 @@ def check_tensors(directory: Path, checkpoint: Checkpoint, skeleton: Skeleton) -
         raise ModelError(f"{where}: lacks {_count(missing, 'tensor')} of the model: {_join(missing)}")
     for name, shape in skeleton.shapes.items():
         entry = found.get(name)
-        if entry is None:
-            continue
-        if entry.shape != shape:
-            raise ModelError(
-                f"{where}: tensor {name} has shape {list(entry.shape)}, config.json asks for {list(shape)}"
-            )
-        if entry.dtype not in FLOAT_DTYPES:
-            raise ModelError(f"{where}: tensor {name} is {entry.dtype}; quantized weights are not supported")
+        if entry is not None:
+            check_entry(where, name, entry, shape)
+
+
+def check_entry(where: Path, name: str, entry: TensorEntry, shape: tuple[int, ...]) -> None:
+    """Raises `ModelError` unless a tensor has its shape and is unquantized."""
+    if entry.shape != shape:
+        raise ModelError(
+            f"{where}: tensor {name} has shape {list(entry.shape)}, config.json asks for {list(shape)}"
+        )
+    if entry.dtype not in FLOAT_DTYPES:
+        raise ModelError(f"{where}: tensor {name} is {entry.dtype}; quantized weights are not supported")
 
 
 def ignored_tensors(checkpoint: Checkpoint, skeleton: Skeleton) -> str | None:

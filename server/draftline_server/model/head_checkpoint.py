@@ -19,16 +19,15 @@ from draftline_server.errors import ModelError, PairMismatchError
 from draftline_server.model import attention
 from draftline_server.model.architecture import ModelFacts
 from draftline_server.model.checkpoint import (
-    FLOAT_DTYPES,
     INDEX_NAME,
     Checkpoint,
+    check_entry,
     read_checkpoint,
 )
 from draftline_server.model.cpu_decoder_layer import fuse_head_layers
 from draftline_server.model.cpu_layers import cast_parameters, compute_dtype, replace_layers
 from draftline_server.model.draft_head import DraftHead
 from draftline_server.model.head_config import HeadConfig
-from draftline_server.model.safetensors_header import TensorEntry
 
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
 DRAFT_TO_TARGET, TARGET_TO_DRAFT = "d2t", "t2d"
@@ -48,6 +47,8 @@ class HeadCheckpoint:
     """Of the head as it runs: with an output layer, without an embedding that is the target's."""
     draft_token_ids: Tensor | None
     """The target's ids of the draft vocabulary, ``[draft vocabulary]``; None where both are the same."""
+    ignored_tensors: tuple[str, ...]
+    """Names that neither a head has nor, as those of its verifier, the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +69,32 @@ def read_head_checkpoint(directory: Path, config: HeadConfig) -> HeadCheckpoint:
     found = {own_name(name): entry for name, entry in weights.tensors.items()}
     with torch.device("meta"):
         head = DraftHead(config, embedding=None, attention=attention.IMPLEMENTATION)
-    shapes = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    own = head.state_dict()
     has_own_size = config.layer.hidden_size != config.target_hidden_size
     optional = set() if has_own_size else {EMBEDDING, OUTPUT}
-    for name, shape in shapes.items():
-        _check_tensor(where, name, shape, found.get(name), is_optional=name in optional)
+    for name, tensor in own.items():
+        entry = found.get(name)
+        if entry is not None:
+            check_entry(where, name, entry, tuple(tensor.shape))
+        elif name not in optional:
+            raise ModelError(f"{where}: lacks tensor {name} of the draft head")
     is_without = {name for name in optional if name not in found}
-    numels = {name: tensor.numel() for name, tensor in head.state_dict().items()}
+    known = {*own, DRAFT_TO_TARGET, TARGET_TO_DRAFT}
     return HeadCheckpoint(
         weights=weights,
         has_embedding=EMBEDDING not in is_without,
         has_output=OUTPUT not in is_without,
-        num_parameters=sum(n for name, n in numels.items() if name != EMBEDDING or name not in is_without),
+        num_parameters=sum(
+            t.numel() for name, t in own.items() if name != EMBEDDING or name not in is_without
+        ),
         draft_token_ids=_read_vocabulary(where, weights, config),
+        ignored_tensors=tuple(
+            sorted(
+                name
+                for name in weights.tensors
+                if own_name(name) not in known and not name.startswith(_VERIFIER_PREFIX)
+            )
+        ),
     )
 
 
@@ -103,18 +117,6 @@ def describe_head(config: HeadConfig, checkpoint: HeadCheckpoint) -> ModelFacts:
         has_tied_head=False,
         checkpoint_dtype=checkpoint.weights.dtype,
         eos_token_ids=(),
-    )
-
-
-def ignored_head_tensors(checkpoint: HeadCheckpoint, config: HeadConfig) -> list[str]:
-    """Names of tensors that the head does not have and that are not the target's."""
-    with torch.device("meta"):
-        head = DraftHead(config, embedding=None, attention=attention.IMPLEMENTATION)
-    known = {*head.state_dict(), DRAFT_TO_TARGET, TARGET_TO_DRAFT}
-    return sorted(
-        name
-        for name in checkpoint.weights.tensors
-        if own_name(name) not in known and not name.startswith(_VERIFIER_PREFIX)
     )
 
 
@@ -163,21 +165,6 @@ def read_output_rows(target_weights: Checkpoint, token_ids: Tensor | None) -> Te
     (name, *_) = candidates
     weight = next(tensor for found, tensor in _read_all(target_weights, only=name) if found == name)
     return weight if token_ids is None else weight[token_ids]
-
-
-def _check_tensor(
-    where: Path, name: str, shape: tuple[int, ...], entry: TensorEntry | None, *, is_optional: bool
-) -> None:
-    if entry is None:
-        if is_optional:
-            return
-        raise ModelError(f"{where}: lacks tensor {name} of the draft head")
-    if entry.shape != shape:
-        raise ModelError(
-            f"{where}: tensor {name} has shape {list(entry.shape)}, config.json asks for {list(shape)}"
-        )
-    if entry.dtype not in FLOAT_DTYPES:
-        raise ModelError(f"{where}: tensor {name} is {entry.dtype}; quantized weights are not supported")
 
 
 def _read_vocabulary(where: Path, weights: Checkpoint, config: HeadConfig) -> Tensor | None:

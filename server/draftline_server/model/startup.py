@@ -25,7 +25,6 @@ from draftline_server.model.cpu_layers import compute_dtype
 from draftline_server.model.head_checkpoint import (
     HeadCheckpoint,
     describe_head,
-    ignored_head_tensors,
     read_head_checkpoint,
 )
 from draftline_server.model.head_config import HeadConfig, is_draft_head, read_head_config
@@ -179,7 +178,7 @@ def inspect_head(model: ModelConfig, target: InspectedLanguageModel, *, where: t
         device=where,
         dtype=dtype,
         compute_dtype=compute_dtype(dtype, where),
-        ignored=_ignored_of_head(weights, head),
+        ignored=_ignored_of_head(weights),
         head=head,
         checkpoint=weights,
     )
@@ -230,9 +229,9 @@ def _ignored(weights: Checkpoint, skeleton: Skeleton) -> tuple[str, ...]:
     return (*files, *([tensors] if tensors is not None else []))
 
 
-def _ignored_of_head(weights: HeadCheckpoint, head: HeadConfig) -> tuple[str, ...]:
+def _ignored_of_head(weights: HeadCheckpoint) -> tuple[str, ...]:
     files = [f"{path.name}, which is no part of the checkpoint" for path in weights.weights.ignored_files]
-    names = ignored_head_tensors(weights, head)
+    names = weights.ignored_tensors
     return (*files, *([f"tensors that a head does not have: {', '.join(names)}"] if names else []))
 
 
