@@ -330,7 +330,7 @@ def _distill_settings(arguments: argparse.Namespace) -> Any:
     """Raises `ConfigError`."""
     if arguments.steps is not None and arguments.minutes is not None:
         raise ConfigError("--steps: not with --minutes")
-    for flag, _, _, _ in (*_DISTILL, ("--minutes", None, None, ""), ("--steps", None, None, "")):
+    for flag in (*(flag for flag, *_ in _DISTILL), "--minutes", "--steps"):
         value = getattr(arguments, flag.removeprefix("--").replace("-", "_"))
         if value is not None and value < (0 if flag == "--seed" else 1e-9):
             raise ConfigError(f"{flag}: must be above 0, not {value}")

@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -176,13 +175,12 @@ class _Run:
             given = generation.read_prompts(settings.prompts, tokenizer, max_length=longest)
         count = len(given) if given is not None else settings.num_dialogues
         frame = generation.ChatFrame.of(tokenizer) if given is None else None
-        engine: Engine | None = None
         with _bar("dialogues", count, "text") as bar:
             for number, start in enumerate(range(0, count, DIALOGUES_PER_PART)):
                 path = directory / f"part-{number:05}.npz"
                 indices = range(start, min(start + DIALOGUES_PER_PART, count))
                 if not path.exists():
-                    engine = engine or self._plain_engine
+                    engine = self._plain_engine
                     if frame is not None:
                         prompts = generation.make_prompts(engine, frame, indices, seed=settings.training.seed)
                     else:
@@ -368,10 +366,8 @@ def _describe_machine(device: torch.device) -> str:
     return f"{os.cpu_count()} CPU cores"
 
 
-@contextmanager
-def _bar(name: str, total: int, unit: str) -> Iterator[Any]:
-    with tqdm(total=total, desc=name, unit=unit, dynamic_ncols=True) as bar:
-        yield bar
+def _bar(name: str, total: int, unit: str) -> Any:
+    return tqdm(total=total, desc=name, unit=unit, dynamic_ncols=True)
 
 
 def _show(bar: Any, progress: Progress, settings: TrainingSettings) -> None:
