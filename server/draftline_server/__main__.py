@@ -73,7 +73,7 @@ _DISTILL: tuple[tuple[str, Callable[[str], Any], Any, str], ...] = (
     ("--max-answer-tokens", int, 256, "longest answer"),
     ("--draft-vocab-size", int, 8192, "tokens that the head may propose"),
     ("--unrolled-steps", int, 4, "tokens that it learns to draft in a row"),
-    ("--batch-size", int, 16, "dialogues of a training step"),
+    ("--batch-size", int, 8, "dialogues of a training step"),
     ("--seed", int, 0, "decides everything that is drawn"),
 )
 

@@ -23,7 +23,7 @@ from draftline_server.model.hidden_states import HiddenStateTap
 from draftline_server.model.kv_cache import KVCache
 from draftline_server.model.loader import load_model
 from draftline_server.model.runner import ModelRunner, Runner
-from draftline_server.model.startup import InspectedHead, InspectedModel, InspectedModels
+from draftline_server.model.startup import InspectedHead, InspectedModel, InspectedModels, InspectedPair
 from draftline_server.speculation.chain import ProposerChain
 from draftline_server.speculation.draft_head import DraftHeadProposer
 from draftline_server.speculation.draft_model import DraftModelProposer
@@ -197,7 +197,7 @@ def _build_draft_proposer(inputs: EngineInputs, draft: Runner, target: ModelRunn
 def build_served_pair(config: Config, inspected: InspectedModels) -> ServedPair:
     """Loads the inspected models and returns all that serving needs; the engine is not warmed up yet."""
     target = load_model(inspected.target.directory, dtype=inspected.target.dtype, device=inspected.device)
-    draft = _load_draft(inspected, target) if "draft_model" in inspected.methods else None
+    draft = load_draft(inspected, target) if "draft_model" in inspected.methods else None
     tokenizer = inspected.target.tokenizer
     engine = assemble_engine(
         EngineInputs(
@@ -216,7 +216,8 @@ def build_served_pair(config: Config, inspected: InspectedModels) -> ServedPair:
     return ServedPair(engine=engine, tokenizer=tokenizer, description=_describe(inspected))
 
 
-def _load_draft(inspected: InspectedModels, target: PreTrainedModel) -> PreTrainedModel | LoadedHead | None:
+def load_draft(inspected: InspectedPair, target: PreTrainedModel) -> PreTrainedModel | LoadedHead | None:
+    """The draft model or head, for a loaded target; None where the pair has none."""
     draft = inspected.draft
     if isinstance(draft, InspectedHead):
         return load_head(

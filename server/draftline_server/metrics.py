@@ -139,10 +139,12 @@ class StateCollector(Collector):
         yield from _speculation(state.statistics)
 
     def _model(self, description: PairDescription) -> Metric:
+        draft = description.draft
         labels = {
             "pair_digest": description.pair_digest,
             "target": description.target.name,
-            "draft": description.draft.name if description.draft is not None else "",
+            "draft": draft.name if draft is not None else "",
+            "draft_architecture": draft.architecture if draft is not None else "",
             "version": self._version,
         }
         family = GaugeMetricFamily("draftline_model_info", "The loaded pair; always 1.", labels=list(labels))

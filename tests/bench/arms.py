@@ -17,6 +17,7 @@ class Run:
     outputs: tuple[tuple[int, ...], ...]
     step_seconds: float | None = None
     """The median over steps, so a decode step's; None where the arm does not tell."""
+    drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
 

@@ -9,7 +9,9 @@ import functools
 import itertools
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -22,6 +24,7 @@ from draftline_server.core.generation import GenerationSummary
 from draftline_server.core.sampling_params import SamplingParams, SpeculationParams
 from draftline_server.engine import Engine
 from draftline_server.engine_factory import EngineInputs, assemble_engine
+from draftline_server.model.head_checkpoint import LoadedHead
 from draftline_server.model.loader import load_model
 from draftline_server.model.tokenizer import Tokenizer
 from draftline_server.speculation.verification import Verify, verify
@@ -34,6 +37,7 @@ NUM_SPECULATIVE_TOKENS = 5
 NUM_LOOKUP_TOKENS = 10
 BLOCK_SIZE = 16
 CONTEXT_LENGTH = 1024
+CPU = torch.device("cpu")
 
 _request_numbers = itertools.count()
 
@@ -43,18 +47,33 @@ class LoadedPair:
     """Both models, ready for packed forwards."""
 
     target: PreTrainedModel
-    draft: PreTrainedModel
+    draft: PreTrainedModel | LoadedHead | None
     decode: Decode
     decode_plain: Decode
 
 
 def load_pair(pair: Pair, *, dtype: torch.dtype, device: str = "cpu") -> LoadedPair:
-    target, draft = (
-        load_model(path, dtype=dtype, device=torch.device(device)) for path in (pair.target, pair.draft)
+    where = torch.device(device)
+    return load_target(
+        pair.target,
+        dtype=dtype,
+        device=where,
+        load_draft=lambda _: load_model(pair.draft, dtype=dtype, device=where),
     )
-    tokenizer = Tokenizer.load(pair.target)
+
+
+def load_target(
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    load_draft: Callable[[PreTrainedModel], PreTrainedModel | LoadedHead | None],
+    device: torch.device = CPU,
+) -> LoadedPair:
+    """A target, and what is loaded for it."""
+    target = load_model(path, dtype=dtype, device=device)
+    tokenizer = Tokenizer.load(path)
     decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
-    return LoadedPair(target, draft, decode, tokenizer.decode)
+    return LoadedPair(target, load_draft(target), decode, tokenizer.decode)
 
 
 def make_engine(
@@ -141,6 +160,7 @@ class EngineRun:
             self._submit_seconds + sum(self._step_seconds),
             tuple(map(tuple, self._outputs.values())),
             step_seconds=statistics.median(self._step_seconds),
+            drafts=sum(count.drafts for count in counts),
             draft_tokens=sum(count.draft_tokens for count in counts),
             accepted_tokens=sum(count.accepted_tokens for count in counts),
         )

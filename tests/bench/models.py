@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[1:1] = [str(ROOT / "tests"), str(ROOT / "server" / "demo")]
 
 import prepare_models  # noqa: E402 (found through the line above)
+from support.draft_heads import make_tiny_head  # noqa: E402
 from support.tiny_models import make_tiny_model, noised_clone  # noqa: E402
 
 DRAFT_LAYERS = 4
@@ -44,6 +45,11 @@ def smollm2_pair() -> Pair:
     return Pair(target, draft)
 
 
+def smollm2_head() -> Pair:
+    """The demo's target and its draft head."""
+    return Pair(prepare_models.prepare_target(), prepare_models.prepare_head())
+
+
 def truncate(target: Path, draft: Path, *, num_layers: int) -> None:
     """Saves a copy of a model with only its first layers."""
     model = AutoModelForCausalLM.from_pretrained(target)
@@ -62,6 +68,14 @@ def tiny_pair() -> Pair:
         shutil.rmtree(directory, ignore_errors=True)
     make_tiny_model(target, dtype=torch.bfloat16, max_position_embeddings=2048)
     return Pair(target, noised_clone(target, draft, scale=0.1))
+
+
+def tiny_head() -> Pair:
+    """A random model and a random head for it."""
+    target, head = (cache_dir() / "bench" / name for name in ("tiny", "tiny-head"))
+    shutil.rmtree(head, ignore_errors=True)
+    make_tiny_head(head, target, layer_ids=(0, 1, 2), fc_norm=True, norm_output=True)
+    return Pair(target, head)
 
 
 def _save(model: Any, tokenizer: Any, directory: Path) -> None:

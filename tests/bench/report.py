@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
+from head_bench import Gain
 from machine import Machine
 from measure import Cell, Table
 from models import ModelBytes
@@ -68,6 +69,28 @@ def floor_table(
         rows.append([f"floor in {name}, ms", *(f"{1e3 * floor:.1f}" for floor in floors)])
         distances = [seconds / floor for seconds, floor in zip(steps, floors, strict=True)]
         rows.append([f"times the floor in {name}", *(f"{distance:.1f}" for distance in distances)])
+    return markdown_table(header, rows)
+
+
+def head_table(gains: Sequence[Gain]) -> str:
+    """What each way to draft gains, and how sure that is."""
+    rows = [
+        [
+            gain.name,
+            f"{gain.tokens_per_second:.1f}",
+            f"{gain.speedup:.2f}x",
+            f"{gain.low:.2f} to {gain.high:.2f}",
+            "-" if gain.mean_acceptance_length is None else f"{gain.mean_acceptance_length:.2f}",
+        ]
+        for gain in gains
+    ]
+    header = [
+        "drafts",
+        "tokens/s",
+        "speed-up (aim: 1.7)",
+        "95 % interval over prompts",
+        "tokens per draft step",
+    ]
     return markdown_table(header, rows)
 
 

@@ -26,16 +26,17 @@ import report
 from arms import Arm, Dtype
 from draftline_server.allocator import keep_freed_memory
 from engine_arms import CONTEXT_LENGTH, NUM_LOOKUP_TOKENS, LoadedPair, load_pair, make_arms
+from head_bench import measure_head
 from machine import Machine, measure_machine
 from measure import measure
-from models import Pair, cache_dir, model_bytes, smollm2_pair, tiny_pair
+from models import Pair, cache_dir, model_bytes, smollm2_head, smollm2_pair, tiny_head, tiny_pair
 from peer_arms import PeerArm, PeerSettings, start_peers, start_transformers
 from rpc_arms import AloneArm, RpcArm, RpcSettings
 from sweep import RATES, sweep
-from workload import NEW_TOKENS, STREAMS, WorkloadSet, make_workloads
+from workload import NEW_TOKENS, SINGLE_PROMPTS, STREAMS, WorkloadSet, make_workloads
 
 DTYPE = "bfloat16"
-SECTIONS = ("speed", "sweep", "rpc")
+SECTIONS = ("speed", "head", "sweep", "rpc")
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ class Effort:
     streams: tuple[int, ...] = STREAMS
     new_tokens: int = NEW_TOKENS
     rates: tuple[float, ...] = RATES
+    single_prompts: int = SINGLE_PROMPTS
 
 
-QUICK = Effort(rounds=1, streams=(1, 2), new_tokens=8, rates=(0.0, 1.0))
+QUICK = Effort(rounds=1, streams=(1, 2), new_tokens=8, rates=(0.0, 1.0), single_prompts=2)
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Bench:
 
     machine: Machine
     pair: Pair
+    head: Pair
     loaded: LoadedPair
     workloads: WorkloadSet
     effort: Effort
@@ -90,9 +93,11 @@ def prepare(arguments: argparse.Namespace) -> Bench:
     keep_freed_memory()  # as `serve` does
     torch.set_num_threads(arguments.threads)
     pair = tiny_pair() if arguments.quick else smollm2_pair()
+    head = tiny_head() if arguments.quick else smollm2_head()
     return Bench(
         machine=measure_machine(),
         pair=pair,
+        head=head,
         loaded=load_pair(pair, dtype=getattr(torch, DTYPE)),
         workloads=make_workloads(pair.target, streams=effort.streams, new_tokens=effort.new_tokens),
         effort=effort,
@@ -125,6 +130,16 @@ def _dtypes(machine: Machine) -> list[Dtype]:
     if machine.has_native_bfloat16:
         return [Dtype(DTYPE)]
     return [Dtype(DTYPE, is_native=False), Dtype("float32")]
+
+
+def run_head(bench: Bench) -> str:
+    gains = measure_head(
+        bench.head,
+        getattr(torch, DTYPE),
+        bench.workloads.single[: bench.effort.single_prompts],
+        rounds=bench.effort.rounds,
+    )
+    return f"## The draft head, one stream\n\n{report.head_table(gains)}"
 
 
 def run_sweep(bench: Bench) -> str:
@@ -164,6 +179,8 @@ def main() -> None:
     ]
     if "speed" in sections:
         parts.append(run_speed(bench, _start_peers(bench, all_of_them=arguments.peers)))
+    if "head" in sections:
+        parts.append(run_head(bench))
     if "sweep" in sections:
         parts.append(run_sweep(bench))
     if "rpc" in sections:

@@ -22,7 +22,7 @@ def test_quick_run_prints_every_section(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     document = (tmp_path / "bench" / "result.md").read_text()
     assert result.stdout.strip() == document.strip()
-    for title in ("## Speed", "## Synthetic acceptance", "## gRPC"):
+    for title in ("## Speed", "## The draft head", "## Synthetic acceptance", "## gRPC"):
         assert title in document
     for arm in ("off", "n-gram", "draft model", "chain", "adaptive"):
         assert f"| draftline {arm} |" in document

@@ -10,6 +10,7 @@ from pathlib import Path
 
 NEW_TOKENS = 64
 STREAMS = (1, 8, 32)
+SINGLE_PROMPTS = 16
 
 _QUESTIONS = (
     "Explain why the sky is blue to a child.",
@@ -93,6 +94,8 @@ class WorkloadSet:
 
     chat: tuple[Workload, ...]
     copy: Workload
+    single: tuple[Workload, ...]
+    """Chat prompts for one stream, one by one."""
 
     @property
     def all(self) -> tuple[Workload, ...]:
@@ -119,4 +122,8 @@ def make_workloads(model: Path, *, streams: tuple[int, ...], new_tokens: int) ->
         )
         for count in streams
     )
-    return WorkloadSet(chat, Workload("copy x1", (encode(_COPY_REQUEST),), new_tokens))
+    single = tuple(
+        Workload(f"chat {number + 1}", (prompt,), new_tokens)
+        for number, prompt in enumerate(questions[:SINGLE_PROMPTS])
+    )
+    return WorkloadSet(chat, Workload("copy x1", (encode(_COPY_REQUEST),), new_tokens), single)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.draft_heads import make_tiny_head
 from support.kube.local import LocalCluster
 from support.serving_load import steady_load, summary
 from support.serving_models import Pair, make_target, pair_on_disk
@@ -69,6 +70,19 @@ def test_a_pair_that_does_not_fit_never_touches_running_pods(serving: ServingPod
     serving.wait_until(lambda: serving.condition("Ready").get("status") == "True", "as before", 60)
     (pod,) = serving.pods()
     assert pod["metadata"]["uid"] == uid
+
+
+def test_a_pair_with_a_draft_head_is_verified_and_served(serving: ServingPods, pair: Pair) -> None:
+    head = make_tiny_head(pair.target.parent / "head", pair.target, fc_norm=True, norm_output=True)
+    pair.open_to_all()
+    serving.apply(spec_of(Pair(pair.target, head)))
+    serving.wait_until(
+        lambda: serving.resource()["status"].get("draft", {}).get("architecture") == "Eagle3DraftHead"
+        and serving.condition("Ready").get("status") == "True",
+        "it serves with the head",
+        240,
+    )
+    assert_serves(serving)
 
 
 def test_a_pod_whose_files_are_not_those_that_were_verified_never_serves(

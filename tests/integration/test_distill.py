@@ -200,6 +200,21 @@ def test_a_damaged_checkpoint_is_not_taken_for_a_whole_one(target: Path, undistu
 
 def test_other_settings_do_not_go_on_from_what_was_begun(target: Path, undisturbed: Path) -> None:
     assert_refused(run(target, undisturbed, *QUICK, "--seed", "5"), "--work", "seed")
+    assert_refused(run(target, undisturbed, *QUICK, "--unrolled-steps", "3"), "training.pt", "unrolled_steps")
+
+
+def test_with_another_recipe_it_trains_anew_from_the_same_features(
+    target: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    shutil.copytree(undisturbed.with_name("head.work"), work)
+    features = sorted((work / "features").iterdir())
+    written = [path.stat().st_mtime_ns for path in features]
+    (work / "training.pt").unlink()
+    done = run(target, tmp_path / "head", *QUICK, "--unrolled-steps", "3", "--work", str(work))
+    assert done.returncode == 0, done.stderr
+    assert [path.stat().st_mtime_ns for path in features] == written
+    assert weights(tmp_path / "head") != weights(undisturbed)
 
 
 @pytest.mark.slow

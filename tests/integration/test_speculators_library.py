@@ -87,7 +87,7 @@ def test_drafts_are_those_of_the_library(library: Path, tmp_path: Path) -> None:
         own = load_unrolled_head(head, target)
         with torch.no_grad():
             steps = unrolled.unroll(own, torch.tensor([tokens]), captured[None], STEPS)
-            expected.append([own.logits(vectors)[0].argmax(dim=-1).tolist() for vectors in steps])
+            expected.append([own.logits(vectors)[0].argmax(dim=-1).tolist() for vectors, _ in steps])
     environment = {**os.environ, "PYTHONPATH": str(library), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-P", str(SCRIPT)],

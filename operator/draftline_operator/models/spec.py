@@ -151,7 +151,7 @@ class TargetSpec(Section):
 
 
 class DraftSpec(Section):
-    """The model that proposes tokens."""
+    """The model, or draft head, that proposes tokens; which of both is told by its config.json."""
 
     model: ModelSource
     """Where its files come from."""
@@ -379,7 +379,7 @@ class SpeculativeDeploymentSpec(Section):
     target: TargetSpec
     """The model whose output is served."""
     draft: DraftSpec | None = None
-    """The model that proposes tokens. Left out: drafts are looked up in the text so far (NGram)."""
+    """The model or draft head that proposes tokens. Without one they are looked up in the text (NGram)."""
     speculation: SpeculationSpec = SpeculationSpec()
     """How drafts are made and when they are worth it."""
     serving: ServingSpec = ServingSpec()

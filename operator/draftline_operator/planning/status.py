@@ -95,7 +95,7 @@ def _findings(gate: Gate | None) -> dict[str, Any]:
 def _model(model: PreflightModel | None) -> dict[str, Any] | None:
     if model is None:
         return None
-    said = {"digest": model.digest, "revision": model.revision}
+    said = {"architecture": model.architecture, "digest": model.digest, "revision": model.revision}
     return {key: value for key, value in said.items() if value is not None}
 
 

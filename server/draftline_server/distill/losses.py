@@ -13,8 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-CHUNK_ROWS = 512
-"""Positions whose logits are held at once."""
+CHUNK_ROWS = 256
+"""Positions whose logits are held at once: few enough for the caches of a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class _Compare(torch.autograd.Function):
         num_steps, num_positions, _ = guesses.shape
         losses = guesses.new_zeros(num_steps, dtype=torch.float32)
         correct = torch.zeros_like(valid)
-        gradient = torch.empty_like(guesses)
+        gradient = torch.zeros_like(guesses)
         for start in range(0, num_positions, CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
             expected = (target[rows].to(compute_dtype) @ weight.T).float()
@@ -70,14 +70,14 @@ class _Compare(torch.autograd.Function):
             best = expected.argmax(dim=-1)
             probs = torch.softmax(expected, dim=-1)
             for step in range(num_steps):
-                logits = (guesses[step, rows].to(compute_dtype) @ weight.T).float()
-                is_valid = valid[step, rows]
-                correct[step, rows] = (logits.argmax(dim=-1) == best) & is_valid
+                said = start + valid[step, rows].nonzero().squeeze(-1)
+                logits = (guesses[step, said].to(compute_dtype) @ weight.T).float()
+                correct[step, said] = logits.argmax(dim=-1) == best[said - start]
+                its = probs if len(said) == len(probs) else probs[said - start]
                 total = torch.logsumexp(logits, dim=-1, keepdim=True)
-                crossed = (total.squeeze(-1) - (probs * logits).sum(dim=-1)) * is_valid
-                losses[step] += crossed.sum()
-                difference = (logits.sub_(total).exp_().sub_(probs)).mul_(is_valid.unsqueeze(-1))
-                gradient[step, rows] = (difference.to(compute_dtype) @ weight).to(gradient.dtype)
+                losses[step] += total.sum() - torch.dot(its.flatten(), logits.flatten())
+                difference = logits.sub_(total).exp_().sub_(its)
+                gradient[step, said] = (difference.to(compute_dtype) @ weight).to(gradient.dtype)
         counts = valid.sum(dim=-1).clamp(min=1)
         gradient /= counts[:, None, None]
         ctx.save_for_backward(gradient)

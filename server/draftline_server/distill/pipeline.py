@@ -74,7 +74,7 @@ class DistillSettings:
     command: str
 
     def identity(self, digest: str) -> dict[str, Any]:
-        """What decides the result, but for the budget, which may be raised."""
+        """What decides dialogues and features. A checkpoint knows itself what it was trained with."""
         return {
             "target": digest,
             "prompts": _hash(self.prompts),
@@ -82,9 +82,6 @@ class DistillSettings:
             "num_dialogues": self.num_dialogues,
             "max_answer_tokens": self.max_answer_tokens,
             "layer_ids": list(self.layer_ids) if self.layer_ids else None,
-            "draft_vocab_size": self.draft_vocab_size,
-            "unrolled_steps": self.training.unrolled_steps,
-            "batch_size": self.training.batch_size,
             "seed": self.training.seed,
         }
 

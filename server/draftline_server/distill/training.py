@@ -29,6 +29,7 @@ from draftline_server.model.draft_head import DraftHead
 
 _WARM_UP = 0.02
 _LEAST_RATE = 0.02
+_MAY_CHANGE = {"steps", "minutes", "checkpoint_seconds"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +40,21 @@ class TrainingSettings:
     minutes: float | None = None
     """One of both is the budget."""
     unrolled_steps: int = 4
-    batch_size: int = 16
-    matrix_rate: float = 2e-3
+    batch_size: int = 8
+    matrix_rate: float = 5e-3
     norm_rate: float = 5e-4
     state_weight: float = 1.0
     """Of the distance to the target's own state, beside the cross-entropy."""
     step_decay: float = 0.9
     """Weight of an unrolled step over that before it."""
+    kept_rows: float = 0.25
+    """Share of the rows that go on after the first unrolled step, drawn anew for each batch."""
     seed: int = 0
     checkpoint_seconds: float = 60.0
+
+    def recipe(self) -> dict[str, Any]:
+        """All but the budget, which may be raised, and how often a checkpoint is written."""
+        return {key: value for key, value in asdict(self).items() if key not in _MAY_CHANGE}
 
 
 @dataclass(slots=True)
@@ -120,8 +127,9 @@ class Trainer:
     def step(self, batch: Batch) -> None:
         """Learns from one batch."""
         self._set_rates()
+        rows = self._draw_rows(batch.is_learned).to(self._device)
         batch = batch.to(self._device)
-        loss, outcome = self._loss(batch)
+        loss, outcome = self._loss(batch, rows)
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_([p for p in self.head.parameters() if p.requires_grad], 1.0)
         for optimizer in self._optimizers:
@@ -137,19 +145,26 @@ class Trainer:
         _, outcome = self._loss(batch.to(self._device))
         return _acceptance(outcome)
 
-    def _loss(self, batch: Batch) -> tuple[Tensor, StepOutcome]:
+    def _draw_rows(self, is_learned: Tensor) -> Tensor:
+        """Those that draft more than one token, of each text as many; a function of seed and step."""
+        generator = torch.Generator().manual_seed((self._settings.seed << 32) + self.progress.step)
+        says_something = is_learned[:, 1:]
+        count = math.ceil(self._settings.kept_rows * int(says_something.sum(dim=-1).max()))
+        drawn = torch.rand(says_something.shape, generator=generator) * says_something
+        return drawn.topk(count, dim=-1).indices
+
+    def _loss(self, batch: Batch, rows: Tensor | None = None) -> tuple[Tensor, StepOutcome]:
         num_steps = self._settings.unrolled_steps
         target = self._teacher.final_states(batch.captured)
         learned = batch.is_learned
+        length = learned.shape[1]
         with torch.autocast(self._device.type, self._compute_dtype, self._compute_dtype != torch.float32):
             captured = batch.captured.to(self._compute_dtype)
-            guesses = []
-            for step, vectors in enumerate(unroll(self.head, batch.token_ids, captured, num_steps)):
-                # Row r of step t guesses what follows token r + 1 + t.
-                moved = functional.pad(vectors[:, : vectors.shape[1] - step], (0, 0, 1 + step, 0))
-                guesses.append(moved[learned])
-        places = torch.arange(learned.shape[1], device=learned.device).expand_as(learned)[learned]
-        valid = torch.stack([places >= 1 + step for step in range(num_steps)])
+            steps = unroll(self.head, batch.token_ids, captured, num_steps, rows=rows)
+            # Row r of step t guesses what follows token r + 1 + t.
+            placed = [_place(vectors, of + 1 + t, length) for t, (vectors, of) in enumerate(steps)]
+        guesses = [vectors[learned] for vectors, _ in placed]
+        valid = torch.stack([is_there[learned] for _, is_there in placed])
         stacked, expected = torch.stack(guesses), target[learned]
         outcome = compare(
             stacked,
@@ -189,6 +204,7 @@ class Trainer:
             "head": self.head.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "progress": asdict(self.progress),
+            "recipe": self._recipe(),
         }
         partial = path.with_suffix(".partial")
         with partial.open("wb") as file:
@@ -198,16 +214,38 @@ class Trainer:
         partial.replace(path)
 
     def load(self, path: Path) -> None:
-        """Goes on from a file of `save`. Raises `ModelError` for one that is damaged."""
+        """Goes on from a file of `save`. Raises `ModelError` for one that is damaged or of another recipe."""
         try:
             state: dict[str, Any] = torch.load(path, map_location=self._device, weights_only=True)
+            self._check_recipe(path, state["recipe"])
             self.head.load_state_dict(state["head"])
             for optimizer, own in zip(self._optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(own)
             self.progress = Progress(**state["progress"])
+        except ModelError:
+            raise
         except Exception as error:  # torch raises anything for a file that is not its own
             reason = " ".join(str(error).split())
             raise ModelError(f"{path}: damaged; delete it to train anew: {reason}") from error
+
+    def _recipe(self) -> dict[str, Any]:
+        return self._settings.recipe() | {"draft_vocab_size": self.head.config.draft_vocab_size}
+
+    def _check_recipe(self, path: Path, before: dict[str, Any]) -> None:
+        for key, value in self._recipe().items():
+            if before.get(key) != value:
+                raise ModelError(
+                    f"{path}: was begun with {key} {before.get(key)}, not {value}; delete it to train anew"
+                )
+
+
+def _place(vectors: Tensor, places: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Vectors ``[batch, rows, size]`` at their `places` in ``[batch, length, size]``; and where one is."""
+    batch, _, size = vectors.shape
+    end = max(length, int(places.max()) + 1)
+    spread = vectors.new_zeros(batch, end, size).scatter(1, places[..., None].expand(-1, -1, size), vectors)
+    is_there = torch.zeros(batch, end, dtype=torch.bool, device=places.device).scatter(1, places, True)
+    return spread[:, :length], is_there[:, :length]
 
 
 def _acceptance(outcome: StepOutcome) -> list[float]:

@@ -8,6 +8,7 @@ the target computed; in step ``t`` row ``r`` has drafted ``t`` tokens and reads 
     t      x[r + 1 + t]   its own of t - 1   those, and its own of 1 .. t     x[r + 2 + t]
 
 Tokens are the text's own ("training-time test" of EAGLE-3, arXiv 2503.01840), so that all rows are one batch.
+What a row learns in its later steps is much like what its neighbours do, so not all rows need go on.
 """
 
 from __future__ import annotations
@@ -27,26 +28,35 @@ IMPLEMENTATION = "draftline_unrolled"
 
 
 class UnrolledKeys:
-    """Keys and values of the steps so far, by layer; each ``[batch, kv heads, rows, head size]``."""
+    """What the steps so far have left for those that follow."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+        """``[batch, kept rows]``, those that go on after step 0."""
         self.steps: defaultdict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        """Keys and values by layer, each ``[batch, kv heads, rows, head size]``."""
 
 
-def unroll(head: DraftHead, token_ids: Tensor, captured: Tensor, num_steps: int) -> Iterator[Tensor]:
-    """The head's vectors ``[batch, rows, hidden size]`` of each step, for ``token_ids [batch, rows + 1]``.
+def unroll(
+    head: DraftHead, token_ids: Tensor, captured: Tensor, num_steps: int, *, rows: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The head's vectors ``[batch, R, hidden size]`` of each step, and the rows ``[batch, R]`` they are of.
 
-    `captured` ``[batch, rows + 1, captured size]`` is the target's. In step ``t`` the last ``t`` rows have
-    no token left to read, and say nothing.
+    Takes ``token_ids [batch, all rows + 1]`` and the target's ``captured [batch, all rows + 1, captured
+    size]``. After step 0 the `rows` ``[batch, kept rows]`` go on, without them all do. In step ``t`` the last
+    ``t`` of all rows have no token left to read, and say nothing.
     """
-    num_rows = token_ids.shape[1] - 1
-    vectors = head.fuse(captured[:, :-1])
-    positions = torch.arange(1, num_rows + 1, device=token_ids.device).expand(token_ids.shape[0], -1)
-    keys = UnrolledKeys()
-    for step in range(num_steps):
-        fed = functional.pad(token_ids[:, 1 + step :], (0, step))
-        vectors = head(fed, vectors, positions + step, unrolled=keys)
-        yield vectors
+    batch, length = token_ids.shape
+    every = torch.arange(length - 1, device=token_ids.device).expand(batch, -1)
+    rows = every if rows is None else rows
+    keys = UnrolledKeys(rows)
+    vectors = head(token_ids[:, 1:], head.fuse(captured[:, :-1]), every + 1, unrolled=keys)
+    yield vectors, every
+    vectors = vectors.gather(1, rows[..., None].expand(-1, -1, vectors.shape[-1]))
+    for step in range(1, num_steps):
+        read = rows + 1 + step
+        vectors = head(token_ids.gather(1, read.clamp(max=length - 1)), vectors, read, unrolled=keys)
+        yield vectors, rows
 
 
 def unrolled_attention(
@@ -75,24 +85,24 @@ def unrolled_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
     else:
-        attended = _attend_with_own(query * scaling, steps)
+        attended = _attend_with_own(query * scaling, steps, unrolled.rows)
     return attended.transpose(1, 2), None
 
 
-def _attend_with_own(query: Tensor, steps: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _attend_with_own(query: Tensor, steps: list[tuple[Tensor, Tensor]], rows: Tensor) -> Tensor:
     """Attention over the rows of step 0 up to one's own, and over one's own row in the later steps."""
     batch, num_heads, num_rows, size = query.shape
     first_key, first_value = steps[0]
-    num_kv_heads = first_key.shape[1]
+    num_kv_heads, num_keys = first_key.shape[1:3]
     grouped = query.view(batch, num_kv_heads, -1, num_rows, size)
     scores = grouped @ first_key.unsqueeze(2).transpose(-1, -2)
-    future = torch.ones(num_rows, num_rows, dtype=torch.bool, device=query.device).triu(1)
-    scores = scores.masked_fill(future, float("-inf"))
+    is_future = torch.arange(num_keys, device=rows.device) > rows[..., None]
+    scores = scores.masked_fill(is_future[:, None, None], float("-inf"))
     own = [(grouped * key.unsqueeze(2)).sum(-1, keepdim=True) for key, _ in steps[1:]]
     weights = torch.softmax(torch.cat([scores, *own], dim=-1), dim=-1, dtype=torch.float32).to(query.dtype)
-    attended = weights[..., :num_rows] @ first_value.unsqueeze(2)
+    attended = weights[..., :num_keys] @ first_value.unsqueeze(2)
     for index, (_, value) in enumerate(steps[1:]):
-        attended = attended + weights[..., num_rows + index, None] * value.unsqueeze(2)
+        attended = attended + weights[..., num_keys + index, None] * value.unsqueeze(2)
     return attended.reshape(batch, num_heads, num_rows, size)
 
 

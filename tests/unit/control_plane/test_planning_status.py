@@ -72,7 +72,7 @@ def test_every_field_is_one_that_the_crd_keeps() -> None:
 def test_it_tells_what_was_found_out_of_the_pair() -> None:
     written = document(gate=verified())
     assert written["pairDigest"] == "sha256:new"
-    assert written["target"] == {"digest": "sha256:t", "revision": "abc"}
+    assert written["target"] == {"architecture": "Llama", "digest": "sha256:t", "revision": "abc"}
     assert written["memoryPlan"]["requiredBytes"] == 5
     assert "availableBytes" not in written["memoryPlan"]
     assert written["currentRevision"] == KEY

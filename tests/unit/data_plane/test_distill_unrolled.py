@@ -32,7 +32,7 @@ def test_unrolled_steps_are_drafts_from_every_token_at_once(
     tokens = random_prompt(12, seed=5)
     captured = reference.captured(tokens)
 
-    steps = list(unrolled.unroll(head, torch.tensor([tokens]), captured[None], STEPS))
+    steps = [of for of, _ in unrolled.unroll(head, torch.tensor([tokens]), captured[None], STEPS)]
 
     fused = reference.fuse(captured)
     num_rows = len(tokens) - 1
@@ -43,6 +43,13 @@ def test_unrolled_steps_are_drafts_from_every_token_at_once(
             torch.testing.assert_close(steps[step][0, row], outputs[-1], rtol=1e-4, atol=1e-4)
             fed.append(tokens[row + 2 + step] if row + 2 + step < len(tokens) else 0)
             vectors = torch.cat([vectors, outputs[-1:]])
+
+    kept = torch.tensor([[7, 2, 4]])
+    some = list(unrolled.unroll(head, torch.tensor([tokens]), captured[None], STEPS, rows=kept))
+    torch.testing.assert_close(some[0][0], steps[0])
+    for step in range(1, STEPS):
+        assert some[step][1].tolist() == kept.tolist()
+        torch.testing.assert_close(some[step][0][0], steps[step][0, kept[0]], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -108,10 +109,15 @@ def test_snapshot_is_exposed_by_its_fixed_names() -> None:
 
 def test_models_are_described_once_they_are_loaded() -> None:
     assert not any(name.startswith("draftline_model_info") for name in samples_of(make_metrics()))
-    description = describe_scripted_pair()
-    names = [n for n in samples_of(make_metrics(description=description)) if "model_info" in n]
-    labels = f'draft="",pair_digest="{description.pair_digest}",target="scripted",version="1.2.3"'
-    assert names == [f"draftline_model_info{{{labels}}}"]
+    alone = describe_scripted_pair()
+    head = replace(alone.target, name="small", architecture="Eagle3DraftHead")
+    for description, draft, architecture in (
+        (alone, "", ""),
+        (replace(alone, draft=head), "small", "Eagle3DraftHead"),
+    ):
+        names = [n for n in samples_of(make_metrics(description=description)) if "model_info" in n]
+        labels = f'draft="{draft}",draft_architecture="{architecture}",pair_digest="{alone.pair_digest}"'
+        assert names == [f'draftline_model_info{{{labels},target="scripted",version="1.2.3"}}']
 
 
 def test_label_values_are_escaped() -> None:
