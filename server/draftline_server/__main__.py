@@ -347,7 +347,7 @@ def _distill_settings(arguments: argparse.Namespace) -> Any:
     return DistillSettings(
         target=arguments.target,
         out=out,
-        work=arguments.work or out.with_name(f"{out.name}.work"),
+        work=arguments.work.resolve() if arguments.work else out.with_name(f"{out.name}.work"),
         prompts=arguments.prompts,
         dialogues=arguments.dialogues,
         num_dialogues=arguments.num_dialogues,

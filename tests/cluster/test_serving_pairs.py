@@ -77,8 +77,10 @@ def test_a_pair_with_a_draft_head_is_verified_and_served(serving: ServingPods, p
     pair.open_to_all()
     serving.apply(spec_of(Pair(pair.target, head)))
     serving.wait_until(
-        lambda: serving.resource()["status"].get("draft", {}).get("architecture") == "Eagle3DraftHead"
-        and serving.condition("Ready").get("status") == "True",
+        lambda: (
+            serving.resource()["status"].get("draft", {}).get("architecture") == "Eagle3DraftHead"
+            and serving.condition("Ready").get("status") == "True"
+        ),
         "it serves with the head",
         240,
     )

@@ -13,14 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from draftline_server.distill.dialogues import Dialogue, write_dialogues
 from draftline_server.model.tokenizer import Tokenizer
 from support.engines import generate, make_engine
-from support.prompts import mixed_prompts
+from support.prompts import mixed_prompts, random_prompt
 from support.reference import ReferenceOf
-from support.tiny_models import make_tiny_model
+from support.tiny_models import Family, make_tiny_model
 from support.zoo import ModelZoo
 
 OPTIONS = ["--num-dialogues", "130", "--max-answer-tokens", "24", "--draft-vocab-size", "200"]
+# Room for dialogues and features, but not for a checkpoint beside them.
+FOR_FEATURES = 6800
 QUICK = [*OPTIONS, "--unrolled-steps", "2", "--batch-size", "4", "--steps", "12"]
 
 
@@ -152,6 +155,8 @@ def test_prompts_of_a_file_are_answered(target: Path, tmp_path: Path) -> None:
         ('{"prompt": "a"}\nnonsense', "line 2"),
         ('{"text": "a"}', "line 1: neither prompt nor messages"),
         ('{"messages": [{"role": "user"}]}', "line 1"),
+        ('{"messages": [{"role": "user", "content": null}]}', "line 1: content is not a text"),
+        ('{"prompt": ["a"]}', "line 1: prompt is not a text"),
     ],
 )
 def test_bad_prompts_are_refused_by_line(target: Path, tmp_path: Path, prompts: str, message: str) -> None:
@@ -198,6 +203,46 @@ def test_a_damaged_checkpoint_is_not_taken_for_a_whole_one(target: Path, undistu
         checkpoint.write_bytes(whole)
 
 
+def test_a_damaged_part_of_the_features_is_named(target: Path, undisturbed: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    shutil.copytree(undisturbed.with_name("head.work"), work)
+    part = work / "features" / "part-00000.safetensors"
+    part.write_bytes(part.read_bytes()[:-100])
+    assert_refused(run(target, tmp_path / "head", *QUICK, "--work", str(work)), part.name, "damaged")
+
+
+@pytest.mark.parametrize(("out", "work"), [("head", "head/work"), ("head", "head"), ("work/head", "work")])
+def test_result_and_work_lie_side_by_side(target: Path, tmp_path: Path, out: str, work: str) -> None:
+    done = run(target, tmp_path / out, *QUICK, "--work", str(tmp_path / work))
+    assert_refused(done, "--work", "side by side")
+
+
+def test_a_target_that_no_head_can_be_made_for_is_refused_at_once(tmp_path: Path) -> None:
+    target = make_tiny_model(tmp_path / "target", "gpt2")
+    assert_refused(run(target, tmp_path / "head", *QUICK), "--target", "RMS norm")
+    assert not list(tmp_path.glob("head.work/dialogues"))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "qwen3"])
+def test_heads_are_made_for_other_families(tmp_path: Path, family: Family) -> None:
+    target = make_tiny_model(tmp_path / "target", family)
+    done = run(target, tmp_path / "head", *QUICK, "--steps", "1")
+    assert done.returncode == 0, done.stderr
+    assert "nan" not in (tmp_path / "head" / "README.md").read_text()
+
+
+def test_long_texts_are_cut(target: Path, tmp_path: Path) -> None:
+    """As long as the target's context, as chat logs may be, or with prompts that leave no room at all."""
+    longest = 1024
+    texts = [
+        Dialogue(random_prompt(longest + 100, seed=seed), 20 if seed else longest + 50) for seed in range(12)
+    ]
+    write_dialogues(tmp_path / "long.npz", texts)
+    done = run(target, tmp_path / "head", *QUICK, "--dialogues", str(tmp_path / "long.npz"))
+    assert done.returncode == 0, done.stderr
+    assert "| data | answers to long.npz: 10 dialogues" in (tmp_path / "head" / "README.md").read_text()
+
+
 def test_other_settings_do_not_go_on_from_what_was_begun(target: Path, undisturbed: Path) -> None:
     assert_refused(run(target, undisturbed, *QUICK, "--seed", "5"), "--work", "seed")
     assert_refused(run(target, undisturbed, *QUICK, "--unrolled-steps", "3"), "training.pt", "unrolled_steps")
@@ -219,7 +264,7 @@ def test_with_another_recipe_it_trains_anew_from_the_same_features(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kilobytes", [8, 64, 2500])
+@pytest.mark.parametrize("kilobytes", [8, 64, FOR_FEATURES])
 def test_a_full_disk_is_an_error_and_nothing_half_written_is_taken_for_whole(
     target: Path, undisturbed: Path, tmp_path: Path, kilobytes: int
 ) -> None:

@@ -32,6 +32,10 @@ class Dialogue:
     def prompt(self) -> tuple[int, ...]:
         return self.token_ids[: self.num_prompt_tokens]
 
+    def cut(self, max_tokens: int) -> Dialogue:
+        """Its first tokens; without an answer where the prompt alone has more."""
+        return Dialogue(self.token_ids[:max_tokens], min(self.num_prompt_tokens, max_tokens))
+
 
 def write_dialogues(path: Path, dialogues: Sequence[Dialogue]) -> None:
     """Writes the file whole or not at all. Raises `OSError`."""

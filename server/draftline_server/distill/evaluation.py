@@ -6,14 +6,23 @@ a while slows them all.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from draftline_server.allocator import keep_freed_memory
+from draftline_server.config import parse_config
 from draftline_server.core.admission import admit
 from draftline_server.core.generation import SpeculationStats
 from draftline_server.core.sampling_params import SamplingParams, SpeculationParams
+from draftline_server.distill.progress import progress_bar
 from draftline_server.engine import Engine
+from draftline_server.engine_factory import build_served_pair
+from draftline_server.model.startup import inspect_models
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 OFF, NGRAM, HEAD = "off", "ngram", "draft_model"
@@ -45,7 +54,8 @@ class Measured:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.num_tokens / self.seconds
+        """0 where every answer ended with its first token."""
+        return self.num_tokens / self.seconds if self.seconds else 0.0
 
     def acceptance(self, length: int) -> list[float]:
         """Share of drafts of which at least so many tokens stood, for 1 to `length`."""
@@ -71,7 +81,9 @@ class Evaluation:
     num_prompts: int
 
     def measured_speedup(self, arm: Arm) -> float:
-        return self.arms[arm].tokens_per_second / self.arms[ARMS[0]].tokens_per_second
+        """1 where nothing could be measured."""
+        off = self.arms[ARMS[0]].tokens_per_second
+        return self.arms[arm].tokens_per_second / off if off else 1.0
 
     def predicted_speedup(self, length: int) -> float:
         """From acceptance at the longest draft, and from what forwards cost."""
@@ -92,6 +104,52 @@ class Evaluation:
     @property
     def cost_ratio(self) -> float:
         return self.draft_seconds / self.verify_seconds[1]
+
+
+def evaluate_apart(
+    target: Path, head: Path, prompts: Sequence[tuple[int, ...]], *, device: str, max_tokens: int
+) -> Evaluation:
+    """As `evaluate`, in a process of its own whose threads wait as those of `serve` do.
+
+    How they wait is read once, when torch is loaded, and training is faster the other way. Raises what
+    loading raises.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        before = os.environ.get("OMP_WAIT_POLICY")
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        try:
+            result = pool.submit(_load_and_evaluate, target, head, prompts, device, max_tokens)
+        finally:
+            if before is None:
+                del os.environ["OMP_WAIT_POLICY"]
+        return result.result()
+
+
+def _load_and_evaluate(
+    target: Path, head: Path, prompts: Sequence[tuple[int, ...]], device: str, max_tokens: int
+) -> Evaluation:
+    keep_freed_memory()
+    config = parse_config(
+        {
+            "device": device,
+            "models": {"target_model": {"path": str(target)}, "draft_model": {"path": str(head)}},
+            "speculative_decoding": {
+                "methods": [HEAD, NGRAM],
+                "num_speculative_tokens": max(LENGTHS),
+                "adaptive": False,
+                "fallback_to_standard_decoding": False,
+            },
+            "inference": {
+                "prefix_caching": False,
+                "max_context_length": max(map(len, prompts)) + max_tokens,
+            },
+        }
+    )
+    engine = build_served_pair(config, inspect_models(config)).engine
+    assert isinstance(engine, Engine)
+    engine.warm_up()
+    with progress_bar("evaluation", len(prompts) * len(ARMS), "text") as bar:
+        return evaluate(engine, prompts, max_tokens=max_tokens, advance=bar.update)
 
 
 def evaluate(
@@ -128,7 +186,8 @@ def _complete(engine: Engine, prompt: tuple[int, ...], arm: Arm, measured: Measu
             now=0.0,
         )
     )
-    engine.step()  # reads the prompt and gives the first token
+    while not any(delta.token_ids for delta in engine.step()):
+        pass  # it reads the prompt, a part in each step
     started = time.monotonic()
     while engine.has_work:
         for delta in engine.step():

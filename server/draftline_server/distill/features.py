@@ -100,13 +100,20 @@ def _forward(batch: Sequence[Dialogue], target: ModelRunner, tap: HiddenStateTap
     return list(torch.split(rows, [len(d.token_ids) for d in batch]))
 
 
+def _open(path: Path) -> Any:
+    try:
+        file: Any = safe_open(path, framework="pt")
+        return file.get_slice(_KEY)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: damaged; delete it to have it computed again: {error}") from error
+
+
 class FeatureReader:
     """Reads what was computed for single dialogues."""
 
     def __init__(self, files: FeatureFiles) -> None:
-        """Raises `ModelError` where a file is of other dialogues."""
-        opened: list[Any] = [safe_open(path, framework="pt") for path, _ in files.parts()]
-        self._parts = [file.get_slice(_KEY) for file in opened]
+        """Raises `ModelError` where a file is damaged or of other dialogues."""
+        self._parts = [_open(path) for path, _ in files.parts()]
         self._ends = [
             list(itertools.accumulate(len(d.token_ids) for d in dialogues)) for _, dialogues in files.parts()
         ]

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from draftline_server.core.admission import admit
 from draftline_server.core.sampling_params import SamplingParams, SpeculationParams
@@ -21,7 +22,6 @@ from draftline_server.errors import InvalidRequestError, ModelError
 from draftline_server.model.tokenizer import Tokenizer
 
 MAX_USER_TOKENS = 128
-_MIN_ANSWER_TOKENS = 8
 _TEMPERATURES = (0.6, 1.0)
 _PROBES = ("A quick note", "Zebras: 7 of them!")
 
@@ -88,14 +88,21 @@ def _encode_prompt(line: str, tokenizer: Tokenizer, *, is_json: bool) -> list[in
     if not isinstance(document, dict) or not {"prompt", "messages"} & document.keys():
         raise ValueError("neither prompt nor messages is there")
     if "messages" in document:
-        messages = [(str(m["role"]), str(m["content"])) for m in document["messages"]]
+        messages = [(_text(m, "role"), _text(m, "content")) for m in document["messages"]]
         while messages and messages[-1][0] == "assistant":  # the target gives its own answer
             messages.pop()
         return tokenizer.encode_chat(messages)
-    prompt = str(document["prompt"])
+    prompt = _text(document, "prompt")
     if tokenizer.has_chat_template:
         return tokenizer.encode_chat([("user", prompt)])
     return tokenizer.encode(prompt)
+
+
+def _text(document: Any, key: str) -> str:
+    value = document[key]
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is not a text")
+    return value
 
 
 def make_prompts(
@@ -127,7 +134,7 @@ def answer(
     seed: int,
     max_tokens: int,
 ) -> list[Dialogue]:
-    """The target's answers; those that say next to nothing are left out."""
+    """The target's answers."""
     options = []
     for index in indices:
         temperature = random.Random(f"{seed}/temperature/{index}").uniform(*_TEMPERATURES)
@@ -137,8 +144,7 @@ def answer(
             )
         )
     answered = zip(prompts, _complete(engine, prompts, options), strict=True)
-    dialogues = [Dialogue((*prompt, *tokens), len(prompt)) for prompt, (tokens, _) in answered]
-    return [d for d in dialogues if d.num_answer_tokens >= _MIN_ANSWER_TOKENS]
+    return [Dialogue((*prompt, *tokens), len(prompt)) for prompt, (tokens, _) in answered]
 
 
 def _complete(

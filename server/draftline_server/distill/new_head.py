@@ -7,11 +7,12 @@ one's place.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from draftline_server.distill import unrolled
 from draftline_server.distill.training import Teacher
@@ -85,13 +86,25 @@ def make_head(
     return head.to(device)
 
 
+def check_target(path: Path) -> None:
+    """Raises `ModelError` for a target that no head can be made for, without loading it."""
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    with torch.device("meta"):
+        target = AutoModelForCausalLM.from_config(config)
+    _check_final_norm(target)
+
+
+def _check_final_norm(target: PreTrainedModel) -> None:
+    if not is_rms_norm(_final_norm(target)):
+        raise ModelError(f"--target: a {type(target).__name__} has no RMS norm before its output layer")
+
+
 def make_teacher(target: PreTrainedModel) -> Teacher:
     """What turns the target's last hidden states into its distributions. Raises `ModelError`."""
-    config, norm = target.config.get_text_config(), _final_norm(target)
-    if not is_rms_norm(norm):
-        raise ModelError(f"--target: a {type(target).__name__} has no RMS norm before its output layer")
+    _check_final_norm(target)
+    config = target.config.get_text_config()
     return Teacher(
-        norm_scale=norm_scale(norm, config.hidden_size),
+        norm_scale=norm_scale(_final_norm(target), config.hidden_size),
         epsilon=getattr(config, "rms_norm_eps", None) or 1e-5,
         softcap=getattr(config, "final_logit_softcapping", None),
     )
@@ -123,7 +136,11 @@ def _rope_theta(config: Any) -> float:
 def _copy_layer(source: Any, layer: Any, generator: torch.Generator) -> None:
     """Takes over what has the same shape; the half that reads the embedding begins small."""
     size = layer.hidden_norm.weight.shape[0]
-    names = {"hidden_norm": "input_layernorm", "post_attention_layernorm": "post_attention_layernorm"}
+    # Gemma has norms behind attention and MLP, too, so the one before the MLP has another name there.
+    before_mlp = "pre_feedforward_layernorm"
+    if not hasattr(source, before_mlp):
+        before_mlp = "post_attention_layernorm"
+    names = {"hidden_norm": "input_layernorm", "post_attention_layernorm": before_mlp}
     for own, its in names.items():
         getattr(layer, own).weight.copy_(norm_scale(getattr(source, its, None), size))
     for part, linears in (("self_attn", ("q", "k", "v", "o")), ("mlp", ("gate", "up", "down"))):

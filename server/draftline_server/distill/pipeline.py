@@ -5,8 +5,9 @@
     training     a head learns from both                        training.pt
     evaluation   the head drafts for prompts held out           in the README of the result
 
-Everything lies in a work directory beside the result. What the run was begun with is written there, too:
-other settings would mix what does not belong together, and are refused.
+The evaluation takes minutes and is done anew. Everything lies in a work directory beside the result. What
+the run was begun with is written there, too: other settings would mix what does not belong together, and are
+refused.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from draftline_server.config import Config, ModelConfig, parse_config
+from draftline_server.config import ModelConfig, parse_config
 from draftline_server.distill import generation, new_head
 from draftline_server.distill.card import Origin, write_card
 from draftline_server.distill.dialogues import Dialogue, read_dialogues, write_dialogues
-from draftline_server.distill.evaluation import ARMS, LENGTHS, Evaluation, evaluate
+from draftline_server.distill.evaluation import Evaluation, evaluate_apart
 from draftline_server.distill.features import (
+    DIALOGUES_PER_PART,
     MAX_FORWARD_TOKENS,
     FeatureFiles,
     FeatureReader,
     compute_features,
 )
+from draftline_server.distill.progress import progress_bar
 from draftline_server.distill.publish import check_may_replace, write_head
 from draftline_server.distill.training import Progress, Trainer, TrainingSettings, train
 from draftline_server.distill.vocabulary import choose_draft_vocabulary, coverage
@@ -49,7 +51,8 @@ from draftline_server.model.hidden_states import HiddenStateTap
 from draftline_server.model.loader import load_model
 from draftline_server.model.startup import InspectedLanguageModel, inspect_model, inspect_models
 
-DIALOGUES_PER_PART = 64
+MAX_TEXT_TOKENS = 2048
+"""Longer texts are cut: what their rest would teach is not worth the memory of its attention."""
 MAX_HELD_OUT = 64
 EVALUATED_PROMPTS = 16
 EVALUATED_TOKENS = 64
@@ -108,13 +111,18 @@ class _Run:
             raise ConfigError(
                 f"--layers: {ids} must rise from 0 or more to {num_layers}, which is the target's final state"
             )
+        new_head.check_target(settings.target)
         check_may_replace(settings.out)
+        if settings.out.is_relative_to(settings.work) or settings.work.is_relative_to(settings.out):
+            raise ConfigError(f"--work: {settings.work} and --out: {settings.out} must lie side by side")
+        self._max_text_tokens = min(MAX_TEXT_TOKENS, self._target.facts.max_position_embeddings)
 
     def run(self) -> Evaluation:
         settings = self._settings
         self._claim_work()
         dialogues = self._dialogues()
-        self._forget_engine()
+        self.__dict__.pop("_plain_engine", None)
+        self._free_memory()
         held_out, learned = _split(dialogues)
         token_ids = choose_draft_vocabulary(
             learned, vocab_size=self._target.facts.vocab_size, size=settings.draft_vocab_size
@@ -125,7 +133,8 @@ class _Run:
         origin = self._origin(learned, token_ids, progress)
         draft = settings.work / "head"
         self._write(draft, head, token_ids, card="")
-        evaluation = self._evaluate(draft, held_out)
+        self._free_memory()
+        evaluation = self._evaluate(draft, held_out, learned)
         self._write(settings.out, head, token_ids, card=write_card(origin, evaluation))
         return evaluation
 
@@ -153,7 +162,8 @@ class _Run:
             found = read_dialogues(settings.dialogues, vocab_size=vocab_size)
         else:
             found = list(self._generate())
-        usable = [d for d in found if d.num_prompt_tokens > 0 and d.num_answer_tokens > 0]
+        cut = [d.cut(self._max_text_tokens) for d in found]
+        usable = [d for d in cut if d.num_prompt_tokens > 0 and d.num_answer_tokens > 0]
         if len(usable) < 2 * settings.training.batch_size:
             raise ModelError(
                 f"there are {len(usable)} dialogues with an answer, at least "
@@ -168,11 +178,11 @@ class _Run:
         directory.mkdir(exist_ok=True)
         given = None
         if settings.prompts:
-            longest = self._target.facts.max_position_embeddings - settings.max_answer_tokens
+            longest = self._max_text_tokens - settings.max_answer_tokens
             given = generation.read_prompts(settings.prompts, tokenizer, max_length=longest)
         count = len(given) if given is not None else settings.num_dialogues
         frame = generation.ChatFrame.of(tokenizer) if given is None else None
-        with _bar("dialogues", count, "text") as bar:
+        with progress_bar("dialogues", count, "text") as bar:
             for number, start in enumerate(range(0, count, DIALOGUES_PER_PART)):
                 path = directory / f"part-{number:05}.npz"
                 indices = range(start, min(start + DIALOGUES_PER_PART, count))
@@ -197,35 +207,33 @@ class _Run:
     @cached_property
     def _plain_engine(self) -> Engine:
         """The target alone, for large batches."""
-        # Without a prefix cache, which would make a text depend on whether this run was interrupted.
-        config = self._config(
-            {"speculative_decoding": {"enabled": False}, "inference": {"prefix_caching": False}}
+        config = parse_config(
+            {
+                "device": self._settings.device.type,
+                "models": {"target_model": {"path": str(self._settings.target)}},
+                "server": {"max_concurrent_requests": DIALOGUES_PER_PART},
+                "speculative_decoding": {"enabled": False},
+                "inference": {
+                    "max_context_length": self._max_text_tokens,
+                    # It would make a text depend on whether this run was interrupted.
+                    "prefix_caching": False,
+                },
+            }
         )
         pair = build_served_pair(config, inspect_models(config))
         assert isinstance(pair.engine, Engine)
         return pair.engine
 
-    def _forget_engine(self) -> None:
-        """Gives its memory back to the steps that follow."""
-        self.__dict__.pop("_plain_engine", None)
+    def _free_memory(self) -> None:
+        """For the steps that follow."""
         gc.collect()
         if self._settings.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _config(self, changes: dict[str, Any]) -> Config:
-        return parse_config(
-            {
-                "device": self._settings.device.type,
-                "models": {"target_model": {"path": str(self._settings.target)}},
-                "server": {"max_concurrent_requests": DIALOGUES_PER_PART},
-            }
-            | changes
-        )
-
     def _compute_features(self, files: FeatureFiles) -> None:
         total = sum(len(d.token_ids) for d in files.dialogues)
         todo = sum(len(d.token_ids) for _, dialogues in files.missing() for d in dialogues)
-        with _bar("features", total, "token") as bar:
+        with progress_bar("features", total, "token") as bar:
             bar.update(total - todo)
             if todo:
                 self._check_disk(files.directory, todo)
@@ -250,7 +258,7 @@ class _Run:
     def _train(self, files: FeatureFiles, token_ids: Sequence[int]) -> tuple[DraftHead, Progress]:
         settings, device = self._settings, self._settings.device
         target: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            settings.target, dtype=torch.float32, local_files_only=True
+            settings.target, dtype=self._target.dtype, local_files_only=True
         )
         config = new_head.make_head_config(
             target,
@@ -270,7 +278,7 @@ class _Run:
             device=device,
             compute_dtype=_training_dtype(device),
         )
-        with _bar("training", 100, "%") as bar:
+        with progress_bar("training", 100, "%") as bar:
             train(
                 trainer,
                 settings.training,
@@ -313,28 +321,19 @@ class _Run:
             card=card,
         )
 
-    def _evaluate(self, head: Path, held_out: Sequence[Dialogue]) -> Evaluation:
-        config = self._config(
-            {
-                "models": {
-                    "target_model": {"path": str(self._settings.target)},
-                    "draft_model": {"path": str(head)},
-                },
-                "speculative_decoding": {
-                    "methods": ["draft_model", "ngram"],
-                    "num_speculative_tokens": max(LENGTHS),
-                    "adaptive": False,
-                    "fallback_to_standard_decoding": False,
-                },
-                "inference": {"prefix_caching": False},
-            }
+    def _evaluate(self, head: Path, held_out: Sequence[Dialogue], learned: Sequence[Dialogue]) -> Evaluation:
+        settings = self._settings
+        room = max(1, self._target.facts.max_position_embeddings - EVALUATED_TOKENS)
+        known = {d.prompt for d in learned}
+        prompts = dict.fromkeys(d.prompt[:room] for d in held_out)
+        new = [prompt for prompt in prompts if prompt not in known]
+        return evaluate_apart(
+            settings.target,
+            head,
+            (new or list(prompts))[:EVALUATED_PROMPTS],
+            device=settings.device.type,
+            max_tokens=EVALUATED_TOKENS,
         )
-        pair = build_served_pair(config, inspect_models(config))
-        assert isinstance(pair.engine, Engine)
-        pair.engine.warm_up()
-        prompts = [d.prompt for d in held_out[:EVALUATED_PROMPTS]]
-        with _bar("evaluation", len(prompts) * len(ARMS), "text") as bar:
-            return evaluate(pair.engine, prompts, max_tokens=EVALUATED_TOKENS, advance=bar.update)
 
 
 def _hash(path: Path | None) -> str | None:
@@ -361,10 +360,6 @@ def _describe_machine(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{os.cpu_count()} CPU cores"
-
-
-def _bar(name: str, total: int, unit: str) -> Any:
-    return tqdm(total=total, desc=name, unit=unit, dynamic_ncols=True)
 
 
 def _show(bar: Any, progress: Progress, settings: TrainingSettings) -> None:

@@ -68,8 +68,13 @@ def write_head(
     for path in partial.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    shutil.rmtree(directory, ignore_errors=True)
+    # Set aside and not deleted first: a kill must not leave the half of a head that nobody may replace.
+    replaced = directory.with_name(f"{directory.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if directory.exists():
+        directory.rename(replaced)
     partial.replace(directory)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _describe(

@@ -6,6 +6,7 @@ up rises, be it of steps (then a run that was interrupted ends with the very sam
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import time
@@ -139,12 +140,6 @@ class Trainer:
         self.progress.num_tokens += int(batch.is_learned.sum())
         self._note(float(loss.detach()), outcome)
 
-    @torch.no_grad()
-    def evaluate(self, batch: Batch) -> list[float]:
-        """Share of right guesses by unrolled step."""
-        _, outcome = self._loss(batch.to(self._device))
-        return _acceptance(outcome)
-
     def _draw_rows(self, is_learned: Tensor) -> Tensor:
         """Those that draft more than one token, of each text as many; a function of seed and step."""
         generator = torch.Generator().manual_seed((self._settings.seed << 32) + self.progress.step)
@@ -153,7 +148,7 @@ class Trainer:
         drawn = torch.rand(says_something.shape, generator=generator) * says_something
         return drawn.topk(count, dim=-1).indices
 
-    def _loss(self, batch: Batch, rows: Tensor | None = None) -> tuple[Tensor, StepOutcome]:
+    def _loss(self, batch: Batch, rows: Tensor) -> tuple[Tensor, StepOutcome]:
         num_steps = self._settings.unrolled_steps
         target = self._teacher.final_states(batch.captured)
         learned = batch.is_learned
@@ -206,9 +201,11 @@ class Trainer:
             "progress": asdict(self.progress),
             "recipe": self._recipe(),
         }
+        buffer = io.BytesIO()
+        torch.save(state, buffer)  # not into the file: on a full disk it raises an error of its own
         partial = path.with_suffix(".partial")
         with partial.open("wb") as file:
-            torch.save(state, file)
+            file.write(buffer.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

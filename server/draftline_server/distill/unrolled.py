@@ -14,12 +14,13 @@ What a row learns in its later steps is much like what its neighbours do, so not
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from draftline_server.model.draft_head import DraftHead
@@ -85,11 +86,14 @@ def unrolled_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
     else:
-        attended = _attend_with_own(query * scaling, steps, unrolled.rows)
+        # Computed again for its gradient: kept, the weights of all steps would fill the memory.
+        attended = checkpoint(
+            _attend_with_own, query * scaling, tuple(steps), unrolled.rows, use_reentrant=False
+        )
     return attended.transpose(1, 2), None
 
 
-def _attend_with_own(query: Tensor, steps: list[tuple[Tensor, Tensor]], rows: Tensor) -> Tensor:
+def _attend_with_own(query: Tensor, steps: Sequence[tuple[Tensor, Tensor]], rows: Tensor) -> Tensor:
     """Attention over the rows of step 0 up to one's own, and over one's own row in the later steps."""
     batch, num_heads, num_rows, size = query.shape
     first_key, first_value = steps[0]

@@ -156,7 +156,8 @@ static void (*run)(pool_task task, void *argument, int64_t count, int64_t piece)
 void use_pool(void (*pool)(pool_task task, void *argument, int64_t count, int64_t piece)) { run = pool; }
 
 /* Returns 0, or -1 where memory for the rounded inputs is missing. */
-int linear_amx(const float *x, int64_t m, int64_t k, const uint16_t *packed, const float *bias, float *y, int64_t n) {
+int linear_bf16_inputs(const float *x, int64_t m, int64_t k, const uint16_t *packed, const float *bias, float *y,
+                       int64_t n) {
     static _Thread_local uint16_t *rounded;
     static _Thread_local int64_t capacity;
     const int64_t steps = (k + DEPTH - 1) / DEPTH, pairs = (n + 2 * TILE - 1) / (2 * TILE);

@@ -31,6 +31,13 @@ int amx_is_usable(void) {
     return has_tiles && has_bf16 && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 
+/* The same for avx512_linear.c. */
+int avx512_bf16_is_usable(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl");
+}
+
 /* Shares out a loop of `count` iterations that touches so many values; a small one is not worth it. */
 static void run(pool_task task, void *argument, int64_t count, int64_t values) {
     if (values > PARALLEL_FROM)

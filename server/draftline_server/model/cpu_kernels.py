@@ -1,4 +1,6 @@
-"""Calls `cpu_kernels.c` and, on CPUs with AMX, `amx_linear.c`: what torch does slowly on a CPU.
+"""Calls `cpu_kernels.c`: what torch does slowly on a CPU.
+
+CPUs that multiply bfloat16 do so in `amx_linear.c` or `avx512_linear.c`, which round inputs to bfloat16.
 
 Without a compiler or without AVX2 nothing is lost but speed: `load` returns None and torch's own
 operations do the work.
@@ -7,6 +9,7 @@ operations do the work.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,7 +20,7 @@ from torch import Tensor
 from draftline_server.model import native_library
 
 _TILE = 16
-_AMX_DEPTH = 32
+_BF16_DEPTH = 32
 _MAX_HEAD_DIM = 256
 _MAX_GROUP_SIZE = 32
 
@@ -35,15 +38,16 @@ class PackedWeight:
 class CpuKernels:
     """The compiled functions, for contiguous tensors on the CPU."""
 
-    def __init__(self, library: ctypes.CDLL, amx: ctypes.CDLL | None = None) -> None:
+    def __init__(self, library: ctypes.CDLL, bf16: ctypes.CDLL | None = None) -> None:
+        """`bf16` is the library for inputs that are rounded to bfloat16, where this CPU is faster by it."""
         self._library = library
         pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
         self._linears = {torch.bfloat16: library.linear_bf16, torch.float32: library.linear_f32}
         library.pool_set_threads(torch.get_num_threads())
-        self._linear_amx = None if amx is None else amx.linear_amx
-        if amx is not None:
-            amx.use_pool(library.pool_run)
-        for function in (*self._linears.values(), self._linear_amx):
+        self._linear_bf16_inputs = None if bf16 is None else bf16.linear_bf16_inputs
+        if bf16 is not None:
+            bf16.use_pool(library.pool_run)
+        for function in (*self._linears.values(), self._linear_bf16_inputs):
             if function is not None:
                 function.argtypes = [pointer, size, size, pointer, pointer, pointer, size]
                 function.restype = ctypes.c_int
@@ -67,17 +71,18 @@ class CpuKernels:
         self._attention.restype = None
 
     @property
-    def has_amx(self) -> bool:
-        return self._linear_amx is not None
+    def rounds_inputs(self) -> bool:
+        """Whether inputs of bfloat16 layers are rounded to bfloat16."""
+        return self._linear_bf16_inputs is not None
 
-    def without_amx(self) -> CpuKernels:
-        """The same for a CPU that lacks it; for tests."""
-        return CpuKernels(self._library)
+    def variants(self) -> list[CpuKernels]:
+        """The same in all ways that this CPU has, the fastest first and that of AVX2 last; for tests."""
+        return [CpuKernels(self._library, bf16) for bf16 in (*_usable_bf16_libraries(self._library), None)]
 
     def pack(self, weight: Tensor) -> PackedWeight:
         """``[out, in]`` in bfloat16 or float32, for `linear`."""
-        if weight.dtype == torch.bfloat16 and self._linear_amx is not None:
-            return PackedWeight(_pack_for_amx(weight), weight.shape[0], self._linear_amx)
+        if weight.dtype == torch.bfloat16 and self._linear_bf16_inputs is not None:
+            return PackedWeight(_pack_in_pairs(weight), weight.shape[0], self._linear_bf16_inputs)
         return PackedWeight(_pack_for_avx2(weight), weight.shape[0], self._linears[weight.dtype])
 
     def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
@@ -238,11 +243,11 @@ def _pack_for_avx2(weight: Tensor) -> Tensor:
     return tiles.contiguous()
 
 
-def _pack_for_amx(weight: Tensor) -> Tensor:
+def _pack_in_pairs(weight: Tensor) -> Tensor:
     """``[tiles, steps, 16, 16, 2]``: by output, by 32 inputs; then inputs two by two."""
     out_features, in_features = weight.shape
-    padded = torch.nn.functional.pad(weight, (0, -in_features % _AMX_DEPTH, 0, -out_features % _TILE))
-    tiles = padded.view(-1, _TILE, padded.shape[1] // _AMX_DEPTH, _AMX_DEPTH // 2, 2)
+    padded = torch.nn.functional.pad(weight, (0, -in_features % _BF16_DEPTH, 0, -out_features % _TILE))
+    tiles = padded.view(-1, _TILE, padded.shape[1] // _BF16_DEPTH, _BF16_DEPTH // 2, 2)
     return tiles.permute(0, 2, 3, 1, 4).contiguous()
 
 
@@ -254,5 +259,15 @@ def load() -> CpuKernels | None:
     library = native_library.load(native_library.CPU_KERNELS)
     if library is None:
         return None
-    has_amx = bool(library.amx_is_usable())
-    return CpuKernels(library, native_library.load(native_library.AMX_LINEAR) if has_amx else None)
+    return CpuKernels(library, next(_usable_bf16_libraries(library), None))
+
+
+def _usable_bf16_libraries(library: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
+    """Those that this CPU can run, the fastest first."""
+    candidates = (
+        (library.amx_is_usable, native_library.AMX_LINEAR),
+        (library.avx512_bf16_is_usable, native_library.AVX512_LINEAR),
+    )
+    for is_usable, source in candidates:
+        if is_usable() and (loaded := native_library.load(source)) is not None:
+            yield loaded

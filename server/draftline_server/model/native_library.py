@@ -51,11 +51,9 @@ class Source:
 
 
 CPU_KERNELS = Source("cpu_kernels", ("cpu_kernels.c", "cpu_pool.c", "cpu_pool.h"), ("-mavx2", "-mfma"))
-AMX_LINEAR = Source(
-    "amx_linear",
-    ("amx_linear.c", "cpu_pool.h"),
-    ("-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512bf16"),
-)
+_AVX512 = ("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512bf16")
+AMX_LINEAR = Source("amx_linear", ("amx_linear.c", "cpu_pool.h"), ("-mamx-tile", "-mamx-bf16", *_AVX512))
+AVX512_LINEAR = Source("avx512_linear", ("avx512_linear.c", "cpu_pool.h"), _AVX512)
 
 
 def load(source: Source) -> ctypes.CDLL | None:
@@ -85,7 +83,7 @@ def build_all(folder: Path = BUILT) -> None:
     compiler = _compiler()
     if compiler is None:
         raise FileNotFoundError("no C compiler found")
-    for source in (CPU_KERNELS, AMX_LINEAR):
+    for source in (CPU_KERNELS, AMX_LINEAR, AVX512_LINEAR):
         _compile(compiler, source, folder / source.library_name)
 
 

@@ -11,7 +11,7 @@ from draftline_server.model import cpu_kernels
 from draftline_server.model.cpu_kernels import CpuKernels
 
 # Rows below, at and above the height of a block, of one tile and of two; sizes that fill no tile.
-ROWS = (1, 2, 6, 7, 13, 16, 17, 32, 33, 50)
+ROWS = (1, 2, 6, 7, 11, 12, 13, 16, 17, 32, 33, 50)
 SHAPES = ((16, 32), (100, 50), (7, 32), (96, 64), (33, 1))
 
 
@@ -23,11 +23,6 @@ def kernels() -> CpuKernels:
     return found
 
 
-@pytest.fixture(scope="module")
-def without_amx(kernels: CpuKernels) -> CpuKernels:
-    return kernels.without_amx()
-
-
 def _random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -36,45 +31,46 @@ def _random(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
 def test_avx2_linear(
-    without_amx: CpuKernels, shape: tuple[int, int], dtype: torch.dtype, *, has_bias: bool
+    kernels: CpuKernels, shape: tuple[int, int], dtype: torch.dtype, *, has_bias: bool
 ) -> None:
     weight, bias = _random(*shape).to(dtype), _random(shape[0], seed=1) if has_bias else None
-    packed = without_amx.pack(weight)
+    on_avx2 = kernels.variants()[-1]
+    packed = on_avx2.pack(weight)
     for rows in ROWS:
         x = _random(rows, shape[1], seed=rows)
-        result = without_amx.linear(x, packed, bias)
+        result = on_avx2.linear(x, packed, bias)
         torch.testing.assert_close(result, functional.linear(x, weight.float(), bias), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
-def test_amx_linear(kernels: CpuKernels, shape: tuple[int, int], *, has_bias: bool) -> None:
-    if not kernels.has_amx:
-        pytest.skip("this machine has no AMX")
+def test_linear_with_rounded_inputs(kernels: CpuKernels, shape: tuple[int, int], *, has_bias: bool) -> None:
+    rounding = [variant for variant in kernels.variants() if variant.rounds_inputs]
+    if not rounding:
+        pytest.skip("this machine multiplies no bfloat16")
     weight, bias = _random(*shape).bfloat16(), _random(shape[0], seed=1) if has_bias else None
-    packed = kernels.pack(weight)
-    for rows in ROWS:
-        x = _random(rows, shape[1], seed=rows)
-        expected = functional.linear(x.bfloat16().float(), weight.float(), bias)
-        torch.testing.assert_close(kernels.linear(x, packed, bias), expected, rtol=1e-5, atol=1e-5)
+    for variant in rounding:
+        packed = variant.pack(weight)
+        for rows in ROWS:
+            x = _random(rows, shape[1], seed=rows)
+            expected = functional.linear(x.bfloat16().float(), weight.float(), bias)
+            torch.testing.assert_close(variant.linear(x, packed, bias), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_row_is_computed_the_same_in_any_company(
-    kernels: CpuKernels, without_amx: CpuKernels, dtype: torch.dtype
-) -> None:
+def test_a_row_is_computed_the_same_in_any_company(kernels: CpuKernels, dtype: torch.dtype) -> None:
     weight, x = _random(70, 100).to(dtype), _random(max(ROWS), 100, seed=1)
-    for variant in (kernels, without_amx):
+    for variant in kernels.variants():
         packed = variant.pack(weight)
         together = variant.linear(x, packed, None)
         for rows in ROWS:
             assert torch.equal(variant.linear(x[-rows:], packed, None), together[-rows:])
 
 
-def test_a_damaged_row_stays_alone(kernels: CpuKernels, without_amx: CpuKernels) -> None:
+def test_a_damaged_row_stays_alone(kernels: CpuKernels) -> None:
     x = _random(20, 64)
     x[3] = float("nan")
-    for variant in (kernels, without_amx):
+    for variant in kernels.variants():
         result = variant.linear(x, variant.pack(_random(32, 64).bfloat16()), None)
         assert result.isnan().any(dim=1).tolist() == [row == 3 for row in range(20)]
 
