@@ -17,6 +17,7 @@ from draftline_operator.models.load import PodSample
 SCRAPE_TIMEOUT_SECONDS: Final = 1.0
 _MAX_CONCURRENT_SCRAPES: Final = 64
 _CHUNK_BYTES, _MAX_BYTES = 2**16, 2**22
+_MAX_VALUE = 2.0**53
 _DRAFTED, _ACCEPTED = "draftline_draft_tokens_total", "draftline_accepted_tokens_total"
 _SPECULATING, _DRAINING = "draftline_speculation_active", "draftline_draining"
 _MODEL_INFO = "draftline_model_info"
@@ -78,8 +79,11 @@ def read_sample(text: str, *, sampled_at: float) -> PodSample:
     """The few figures that matter here, out of a page of metrics; raises ValueError for what is none."""
     # Most of the page is histograms; parsing only our lines is ten times cheaper.
     lines = [line for line in text.splitlines() if line.startswith(_READ)]
-    families = text_string_to_metric_families("\n".join(lines) + "\n")
-    samples = [sample for family in families for sample in family.samples]
+    try:
+        families = text_string_to_metric_families("\n".join(lines) + "\n")
+        samples = [sample for family in families for sample in family.samples]
+    except Exception as error:  # the parser trusts its input
+        raise ValueError(f"not a page of metrics: {error}") from error
     if not any(sample.name == RUNNING_METRIC for sample in samples):
         raise ValueError(f"{RUNNING_METRIC} is missing")
     speculating = _values(samples, _SPECULATING)
@@ -96,4 +100,8 @@ def read_sample(text: str, *, sampled_at: float) -> PodSample:
 
 
 def _values(samples: Iterable[Sample], name: str) -> list[float]:
-    return [sample.value for sample in samples if sample.name == name]
+    values = [sample.value for sample in samples if sample.name == name]
+    for value in values:
+        if not 0 <= value <= _MAX_VALUE:
+            raise ValueError(f"{name} is {value}")
+    return values

@@ -65,6 +65,9 @@ def parse_result(message: str) -> PreflightResult:
     """The result in a termination message; raises ValueError for anything else."""
     try:
         document: Any = json.loads(message)
-        return PreflightResult.model_validate(document)
+        result = PreflightResult.model_validate(document)
     except (json.JSONDecodeError, pydantic.ValidationError) as error:
         raise ValueError(f"not the result of a preflight: {error}") from error
+    if result.pair_digest is None and result.error is None:
+        raise ValueError("not the result of a preflight: it has neither a pair digest nor an error")
+    return result

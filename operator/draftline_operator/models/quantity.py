@@ -12,6 +12,7 @@ _SUFFIXES = {
     "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30),
     "Ti": Decimal(2**40), "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
+_TOO_LARGE = Decimal(2**63)  # what the API server cuts quantities down to
 # As the API server's own: a sign, digits with or without a fraction, then a suffix or an exponent.
 PATTERN = r"^[+-]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)(([KMGTPE]i)|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 _QUANTITY = re.compile(r"^([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([KMGTPE]i|[numkMGTPE])|([eE][+-]?[0-9]+))?$")
@@ -23,7 +24,13 @@ def parse_quantity(text: str | int | float) -> Decimal:
     if match is None:
         raise ValueError(f"{text!r} is not a quantity, such as 500m, 1.5Gi or 2")
     number, suffix, exponent = match.groups()
-    return Decimal(number + (exponent or "")) * _SUFFIXES[suffix or ""]
+    try:
+        value = Decimal(number + (exponent or "")) * _SUFFIXES[suffix or ""]
+    except ArithmeticError:
+        value = _TOO_LARGE
+    if abs(value) >= _TOO_LARGE:
+        raise ValueError(f"{text!r} is too large")
+    return value
 
 
 def canonical_quantity(text: str | int | float) -> str:

@@ -173,13 +173,13 @@ def _progress(pods: list[Object], result: PreflightResult | None) -> str:
 def _result(pods: Iterable[Object]) -> PreflightResult | None:
     """Of the newest pod that has one."""
     for pod in pods:
-        for status in _container_statuses(pod):
+        for status in pod.get("status", {}).get("containerStatuses") or ():  # never of those that fetch
             message = ((status.get("state") or {}).get("terminated") or {}).get("message")
             if message:
                 try:
                     return parse_result(message)
                 except ValueError:
-                    continue  # of a container that fetches, or of a crash
+                    continue  # of a crash
     return None
 
 

@@ -19,7 +19,8 @@ def combined_affinity(user: KubernetesObject | None) -> dict[str, Any]:
     node_affinity = _object(affinity.get("nodeAffinity", {}), _NODE_AFFINITY)
     terms = _terms(node_affinity[_REQUIRED]) if _REQUIRED in node_affinity else [{}]
     combined = [
-        {**term, "matchExpressions": [_own_expression(), *term.get("matchExpressions", [])]} for term in terms
+        {**term, "matchExpressions": [_own_expression(), *(term.get("matchExpressions") or [])]}
+        for term in terms
     ]
     return {**affinity, "nodeAffinity": {**node_affinity, _REQUIRED: {"nodeSelectorTerms": combined}}}
 
@@ -38,6 +39,8 @@ def _terms(required: Any) -> list[dict[str, Any]]:
         field = f"{_TERMS}[{index}]"
         if not any(_object(term, field).get(key) for key in ("matchExpressions", "matchFields")):
             raise InvalidSpecError(field, "must have matchExpressions or matchFields")
+        if not isinstance(term.get("matchExpressions") or [], list):
+            raise InvalidSpecError(f"{field}.matchExpressions", "must be a list")
     return terms
 
 

@@ -23,6 +23,7 @@ def pair_key(resource: Resource, settings: RenderSettings) -> str:
         {
             "image": spec.image or settings.default_image,
             "accelerator": None if accelerator is None else [accelerator.resource_name, accelerator.memory],
+            "nodes": _nodes(spec),
             "memory_limit": _memory_limit(spec) if accelerator is None else None,
             "target": _model(spec.target),
             "draft": _model(spec.draft) if spec.draft is not None and spec.uses_draft_model else None,
@@ -38,6 +39,12 @@ def pair_key(resource: Resource, settings: RenderSettings) -> str:
 def _model(model: TargetSpec | DraftSpec) -> list[Any]:
     source = model.model
     return [source.uri, source.revision, source.digest, model.dtype, model.tensor_parallel_size]
+
+
+def _nodes(spec: SpeculativeDeploymentSpec) -> dict[str, str] | None:
+    """Which nodes tell how much memory an accelerator has, where the spec does not."""
+    is_told_by_nodes = spec.accelerator is not None and spec.accelerator.memory is None
+    return dict(sorted(spec.pod_template.node_selector.items())) if is_told_by_nodes else None
 
 
 def _memory_limit(spec: SpeculativeDeploymentSpec) -> str | None:

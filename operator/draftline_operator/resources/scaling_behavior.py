@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
+from draftline_operator.errors import InvalidSpecError
 from draftline_operator.models.quantity import canonical_quantity
 from draftline_operator.models.spec import AutoscalingSpec
 
@@ -15,6 +16,9 @@ _MAX_TOLERANCE = Decimal("0.999")
 def scaling_behavior(autoscaling: AutoscalingSpec, *, has_tolerance: bool) -> dict[str, Any]:
     """autoscaling/v2 HorizontalPodAutoscalerBehavior; a direction that is given replaces its default."""
     given = autoscaling.behavior or {}
+    for direction, rules in given.items():
+        if not isinstance(rules, dict):
+            raise InvalidSpecError(f"spec.autoscaling.behavior.{direction}", "must be an object")
     behavior: dict[str, Any] = {
         "scaleUp": {
             "stabilizationWindowSeconds": 0,

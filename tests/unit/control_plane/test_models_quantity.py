@@ -34,6 +34,12 @@ def test_a_quantity_has_the_value_that_the_api_server_reads(text: str | int, val
     assert parse_quantity(text) == value
 
 
+@pytest.mark.parametrize("text", ["1e9999999", "1e19", "-9223372036854775808", "9E999999999999999999"])
+def test_what_the_api_server_would_cut_down_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="too large"):
+        parse_quantity(text)
+
+
 @pytest.mark.parametrize(
     "text", ["", "1.5 Gi", "Gi", "1gi", "1KB", "one", "1.2.3", "1e", "0x10", "1 ", "1Gi\n", "--1", "∞", "NaN"]
 )

@@ -54,6 +54,14 @@ def test_a_verdict_counts_as_soon_as_the_pod_has_ended() -> None:
     assert not gate.is_recorded
 
 
+@pytest.mark.parametrize("message", ['{"message": "fetch began"}', "{}", "killed", ""])
+def test_what_is_no_verdict_opens_no_gate(message: str) -> None:
+    job = preflight_job(state="Failed")
+    assert decide(preflight_pod(job, message, exit_code=137), job=job).state == "failed"
+    with pytest.raises(ValueError, match="not the result of a preflight"):
+        parse_result(message)
+
+
 def test_a_refused_pair_says_why_in_one_line() -> None:
     job = preflight_job(state="Failed")
     gate = decide(preflight_pod(job, result_message(error=FAULT), exit_code=2), job=job)

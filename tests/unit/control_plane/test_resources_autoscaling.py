@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from draftline_operator.errors import InvalidSpecError
 from draftline_operator.models.quantity import parse_quantity
 from draftline_operator.resources.horizontal_pod_autoscaler import render_horizontal_pod_autoscaler
 from draftline_operator.resources.scaled_object import render_scaled_object
@@ -71,6 +72,12 @@ def test_a_direction_that_is_given_replaces_its_default_and_leaves_the_other() -
     behavior = spec_of(FULL)["behavior"]
     assert behavior["scaleDown"] == {"stabilizationWindowSeconds": 60}
     assert behavior["scaleUp"] == spec_of(changed(FULL, autoscaling__behavior=None))["behavior"]["scaleUp"]
+
+
+@pytest.mark.parametrize("rules", [None, 3, []])
+def test_a_direction_that_is_no_object_is_refused(rules: object) -> None:
+    with pytest.raises(InvalidSpecError, match=r"spec.autoscaling.behavior.scaleDown: must be an object"):
+        spec_of(changed(FULL, autoscaling__behavior={"scaleDown": rules}))
 
 
 @pytest.mark.parametrize(

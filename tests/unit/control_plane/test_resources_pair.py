@@ -64,6 +64,13 @@ def test_anything_else_keeps_it(path: str, value: Any) -> None:
     assert key(changed(FULL, **{path: value})) == key(FULL)
 
 
+def test_nodes_count_where_they_tell_how_much_memory_an_accelerator_has() -> None:
+    told = changed(FULL, accelerator__memory=None)
+    elsewhere = {"podTemplate__nodeSelector": {"gpu": "small"}}
+    assert key(changed(told, **elsewhere)) != key(told)
+    assert key(changed(FULL, **elsewhere)) == key(FULL)
+
+
 def test_a_draft_that_never_runs_does_not_count() -> None:
     without = changed(PAIR, draft=None, speculation__methods=["NGram"])
     assert key(changed(PAIR, speculation__methods=["NGram"])) == key(without)

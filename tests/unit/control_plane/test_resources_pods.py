@@ -315,7 +315,7 @@ def test_affinity_of_pods_and_preferences_are_passed_through() -> None:
 
 def test_fields_of_nodes_stay_beside_the_operators_requirement() -> None:
     fields = [{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]
-    required = {"nodeSelectorTerms": [{"matchFields": fields}]}
+    required = {"nodeSelectorTerms": [{"matchFields": fields, "matchExpressions": None}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     (term,) = terms_of(changed(MINIMAL, podTemplate__affinity=affinity))
     assert term["matchFields"] == fields
@@ -330,6 +330,10 @@ def test_fields_of_nodes_stay_beside_the_operators_requirement() -> None:
         ({"nodeSelectorTerms": []}, ".nodeSelectorTerms: must be a list of at least one term"),
         ({}, ".nodeSelectorTerms: must be a list of at least one term"),
         ({"nodeSelectorTerms": ["zone"]}, ".nodeSelectorTerms[0]: must be an object"),
+        (
+            {"nodeSelectorTerms": [{"matchExpressions": {"key": "zone"}}]},
+            ".nodeSelectorTerms[0].matchExpressions: must be a list",
+        ),
         ([], ": must be an object"),
     ],
 )

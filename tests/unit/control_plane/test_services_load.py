@@ -133,7 +133,16 @@ def test_a_page_without_our_metrics_is_no_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["draftline_requests_running +Inf\n", "draftline_requests_running x\n", "\x00"]
+    "page",
+    [
+        "draftline_requests_running +Inf\n",
+        "draftline_requests_running x\n",
+        "draftline_requests_running -1\n",
+        "draftline_requests_running NaN\n",
+        f"draftline_requests_running {'9' * 300}\n",
+        'draftline_model_info{a="1", ="x"} 1\ndraftline_requests_running 1\n',
+        "\x00",
+    ],
 )
 async def test_a_page_that_makes_no_sense_is_the_pods_failure(
     scraper: PodScraper, pods: Pods, page: str
