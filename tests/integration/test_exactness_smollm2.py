@@ -23,12 +23,19 @@ from support.tiny_models import make_tiny_model, noised_clone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("fixed_randomness")]
 
-Source = Literal["ngram", "self", "noised", "unrelated", "chain"]
+Source = Literal["ngram", "self", "noised", "unrelated", "chain", "head"]
 METHODS: dict[Source, tuple[str, ...]] = {"ngram": ("ngram",), "chain": ("ngram", "draft_model")}
 DRAFT_LENGTHS = (0, 1, 2, 4, 8)
 STREAMS = (1, 8, 32)
 EXTRA_TOKENS = 3
 """Output has so many tokens more than a draft: the prefill's, a whole draft, the one after it, and one."""
+HEAD = (
+    Path(__file__).resolve().parents[2]
+    / "server"
+    / "draftline_server"
+    / "heads"
+    / "smollm2-135m-instruct-eagle3"
+)
 NEW_TOKENS = max(DRAFT_LENGTHS) + EXTRA_TOKENS
 BLOCK_SIZE = 16
 NOISE_SCALE = 0.02
@@ -70,7 +77,14 @@ def drafts(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Sour
     root = tmp_path_factory.mktemp("drafts")
     noised = noised_clone(smollm2, root / "noised", scale=NOISE_SCALE)
     unrelated = make_tiny_model(root / "unrelated", vocab_size=VOCAB_SIZE, tokenizer=None)
-    return {"ngram": None, "self": smollm2, "noised": noised, "unrelated": unrelated, "chain": noised}
+    return {
+        "ngram": None,
+        "self": smollm2,
+        "noised": noised,
+        "unrelated": unrelated,
+        "chain": noised,
+        "head": HEAD,
+    }
 
 
 def engine_of(target: Path, draft: Path | None, source: Source, *, num_blocks: int = 512) -> Engine:
@@ -110,11 +124,13 @@ def assert_drafted_as_expected(engine: Engine, source: Source) -> None:
             assert accepted == drafted
         case "unrelated":
             assert accepted < drafted / 20
+        case "head":
+            assert drafted / 20 < accepted < drafted
         case _:
             assert drafted / 10 < accepted < drafted
 
 
-@pytest.mark.parametrize("source", ["self", "chain"])
+@pytest.mark.parametrize("source", ["self", "chain", "head"])
 def test_greedy_output_is_the_same_after_preemption(
     smollm2: Path, workload: Workload, drafts: dict[Source, Path | None], source: Source
 ) -> None:
@@ -127,7 +143,7 @@ def test_greedy_output_is_the_same_after_preemption(
         assert all(acceptance(completion) == 1.0 for completion in completions)
 
 
-@pytest.mark.parametrize("source", ["self", "chain"])
+@pytest.mark.parametrize("source", ["self", "chain", "head"])
 def test_greedy_output_is_the_same_after_prefix_hits(
     smollm2: Path, workload: Workload, drafts: dict[Source, Path | None], source: Source
 ) -> None:

@@ -96,12 +96,13 @@ def test_a_seed_gives_the_same_text_alone_and_while_others_run(zoo: ModelZoo) ->
     assert_idle(engine)
 
 
-def test_a_seed_gives_the_same_text_in_chunks_and_after_preemption(zoo: ModelZoo) -> None:
+@pytest.mark.parametrize("draft", ["noised", "head"])
+def test_a_seed_gives_the_same_text_in_chunks_and_after_preemption(zoo: ModelZoo, draft: DraftKind) -> None:
     prompts = mixed_prompts(6, longest=60, seed=4)
     options = {"temperature": 1.2, "seed": 5, "max_tokens": 40, "ignore_eos": True}
     expected = generate(engine_of(zoo), prompts, speculation=OFF, **options)
-    chunked = engine_of(zoo, max_batched_tokens=32)
-    tight = engine_of(zoo, num_blocks=16)
+    chunked = engine_of(zoo, draft, max_batched_tokens=32)
+    tight = engine_of(zoo, draft, num_blocks=16)
     for engine in (chunked, tight):
         for one, other in zip(generate(engine, prompts, **options), expected, strict=True):
             assert_same_output(one, other)
