@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,3 +213,18 @@ def test_bfloat16_weights_turn_by_the_angles_of_float32(healthy: HeadFiles, zoo:
         exact = 10000.0 ** (-torch.arange(0, size, 2).float() / size)
         for rotary in (loaded.head.rotary_emb, target.model.rotary_emb):
             torch.testing.assert_close(rotary.inv_freq, exact, rtol=1e-6, atol=0.0)
+
+
+def test_a_pickled_head_is_refused_with_the_command_that_converts_it(files: HeadFiles) -> None:
+    weights = files.head / "model.safetensors"
+    torch.save(load_file(weights), files.head / "pytorch_model.bin")
+    before = load_file(weights)
+    weights.unlink()
+    with pytest.raises(ModelError, match="only pytorch_model.bin") as refusal:
+        files.inspect()
+    command = str(refusal.value).partition('python -c "')[2].removesuffix('"')
+    subprocess.run([sys.executable, "-c", command], cwd=files.head, check=True)
+    files.inspect()
+    after = load_file(weights)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)

@@ -193,7 +193,7 @@ WEIGHT_FAULTS: list[Fault] = [
     ("only-gguf", lambda p: (p.draft / WEIGHTS).rename(p.draft / "model.gguf"), ModelError,
      "only model.gguf; convert it to safetensors first"),
     ("only-pickle", lambda p: (p.draft / WEIGHTS).rename(p.draft / "pytorch_model.bin"), ModelError,
-     "only pytorch_model.bin; convert it to safetensors first"),
+     "only pytorch_model.bin; convert a single one: python -c "),
     ("shards-without-index", lambda p: (p.target / INDEX).unlink(), ModelError,
      f"no {WEIGHTS} and no {INDEX}, only model-00001-of-00003.safetensors, "),
     ("shard-missing", lambda p: p.shard(2).unlink(), ModelError,
