@@ -220,7 +220,7 @@ def test_a_pickled_head_is_refused_with_the_command_that_converts_it(files: Head
     torch.save(load_file(weights), files.head / "pytorch_model.bin")
     before = load_file(weights)
     weights.unlink()
-    with pytest.raises(ModelError, match="only pytorch_model.bin") as refusal:
+    with pytest.raises(ModelError, match=r"only pytorch_model\.bin") as refusal:
         files.inspect()
     command = str(refusal.value).partition('python -c "')[2].removesuffix('"')
     subprocess.run([sys.executable, "-c", command], cwd=files.head, check=True)
