@@ -1,13 +1,7 @@
-"""What the chart renders, text for text, so that every change of it is seen in review.
-
-After an intended change `DRAFTLINE_WRITE_RENDERS=1 make test` writes the files in `renders/` anew; without
-the variable nothing is ever written. The CRD is left out: it is compared with the canonical one elsewhere.
-"""
+"""What the chart renders. The CRD is left out: it is compared with the canonical one elsewhere."""
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +9,9 @@ from typing import Any
 import pytest
 
 from support.helm import render_text
+from support.renders import assert_all_compared, assert_known
 
-RENDERS = Path(__file__).parent / "renders"
-WRITE = "DRAFTLINE_WRITE_RENDERS"
+RENDERS = Path(__file__).parent / "renders" / "chart"
 EVERY_OPTION: dict[str, Any] = {
     "fullnameOverride": "speculation",
     "replicas": 2,
@@ -65,13 +59,8 @@ def rendered(values: Mapping[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_the_chart_renders_what_it_did(name: str) -> None:
-    path, text = RENDERS / f"{name}.yaml", rendered(VALUES[name])
-    if os.environ.get(WRITE) == "1":
-        path.write_text(text)
-    known = path.read_text()
-    lines = difflib.unified_diff(known.splitlines(), text.splitlines(), "known", "rendered", lineterm="")
-    assert known == text, "\n".join([*lines, f"an intended change is written with {WRITE}=1"])
+    assert_known(RENDERS / f"{name}.yaml", rendered(VALUES[name]))
 
 
 def test_there_is_no_render_that_nobody_compares() -> None:
-    assert {path.stem for path in RENDERS.iterdir()} == VALUES.keys()
+    assert_all_compared(RENDERS, VALUES)
