@@ -24,7 +24,7 @@ INDEX_NAME = "model.safetensors.index.json"
 _SHOWN_NAMES = 3
 # A pickle can run any code when it is read: that is for its owner to do, once, and not for a server.
 _CONVERT_BIN = (
-    "convert a single one: python -c \"import torch, safetensors.torch as s; "
+    'convert a single one: python -c "import torch, safetensors.torch as s; '
     "s.save_file(torch.load('pytorch_model.bin', weights_only=True), 'model.safetensors')\""
 )
 FLOAT_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}

@@ -23,6 +23,8 @@ from draftline_server.model.kv_cache import KVCache
 
 _CHILDREN = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 _PROBE_TOKENS = 3
+# Relative. Where inputs are rounded to bfloat16, a difference of their last bit may become one of eight bits.
+_TOLERANCE, _ROUNDING_TOLERANCE = 1e-5, 2e-3
 
 
 class KernelDecoderLayer(nn.Module):
@@ -165,6 +167,7 @@ def _compute_the_same(
     inputs = [torch.randn(1, _PROBE_TOKENS, hidden_size, generator=generator) for _ in range(num_inputs)]
     angles = torch.rand(2, 1, _PROBE_TOKENS, head_dim, generator=generator)
     results: list[Tensor] = []
+    tolerance = _TOLERANCE
     for candidate in (layer, fused):
         cache = KVCache(
             num_layers=config.num_hidden_layers,
@@ -178,6 +181,8 @@ def _compute_the_same(
         kernels = usable_kernels(cache, num_heads=num_heads)
         if kernels is None:
             return False
+        if kernels.rounds_inputs:
+            tolerance = _ROUNDING_TOLERANCE
         span = SequenceSpan(0, _PROBE_TOKENS, _PROBE_TOKENS, (0,))
         context = build_context(cache, torch.arange(_PROBE_TOKENS), [span], kernels=kernels)
         output = candidate(
@@ -189,6 +194,6 @@ def _compute_the_same(
         )
         results += [output[0].flatten(), cache.keys.flatten(), cache.values.flatten()]
     return all(
-        torch.allclose(own, its, rtol=1e-4, atol=1e-5)
+        float((own - its).norm()) <= tolerance * float(its.norm())
         for its, own in zip(results[:3], results[3:], strict=True)
     )

@@ -76,11 +76,14 @@ def test_bfloat16_weights_give_what_they_give_widened(family: Family, tmp_path: 
     assert (result - expected).square().mean().sqrt() < 0.08
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_of_the_llama_shape_and_no_others_are_fused(family: Family, tmp_path: Path) -> None:
+def test_layers_of_the_llama_shape_and_no_others_are_fused(
+    family: Family, dtype: torch.dtype, tmp_path: Path
+) -> None:
     if cpu_kernels.load() is None:
         pytest.skip("this machine cannot have the CPU kernels")
-    model = _load(make_tiny_model(tmp_path, family), torch.float32, pack=True)
+    model = _load(make_tiny_model(tmp_path, family, layers=8, dtype=dtype), dtype, pack=True)
     num_fused = sum(isinstance(module, KernelDecoderLayer) for module in model.modules())
     assert num_fused == (model.config.num_hidden_layers if family in FUSED else 0)
 
@@ -94,9 +97,13 @@ def test_what_layers_compute_together_is_gone_with_the_step(family: Family, tmp_
     assert fused or family == "gpt2" or family in FUSED
 
 
-def test_a_layer_that_differs_in_what_its_parts_do_not_show_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ["gelu", "relu", "quick_gelu"])
+def test_a_layer_that_differs_in_what_its_parts_do_not_show_is_left_alone(
+    tmp_path: Path, activation: str, dtype: torch.dtype
+) -> None:
     """The same parts with another activation between them."""
-    model = _load(make_tiny_model(tmp_path, "llama", hidden_act="gelu"), torch.float32, pack=True)
+    model = _load(make_tiny_model(tmp_path, "llama", hidden_act=activation, dtype=dtype), dtype, pack=True)
     assert not any(isinstance(module, KernelDecoderLayer) for module in model.modules())
 
 
