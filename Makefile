@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@$(BIN)/python -m pip install --constraint requirements.lock --editable '.[operator,server,dev]'
 	@touch $@
 
-models: $(INSTALLED) ## Prepares the demo's target model in .cache
+models: $(INSTALLED) ## Prepares the demo's target model and its draft head in .cache
 	@$(BIN)/python server/demo/prepare_models.py
 
 run: $(INSTALLED) ## Starts a server, streams two completions, measures; ONCE=1 stops after that

@@ -67,6 +67,8 @@ def prepare_target() -> Path:
 
 def prepare_head() -> Path:
     """Makes sure that the draft head of the checkout lies beside the target, and returns its directory."""
+    if not HEAD.is_dir():
+        raise PreparationError(f"{HEAD} is missing; it is part of the checkout")
     destination = model_directory().with_name(HEAD.name)
     destination.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(destination.parent / ".lock"):

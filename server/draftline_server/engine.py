@@ -373,7 +373,7 @@ class Engine:
     def _forget(self, request: Request) -> None:
         self._scheduler.remove(request)
         self._parts.proposers.release(request)
-        self._parts.controller.acceptance.forget(request.request_id)
+        self._parts.controller.forget(request.request_id)
         del self._requests[request.request_id]
         del self._outputs[request.request_id]
 

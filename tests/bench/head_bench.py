@@ -1,7 +1,8 @@
 """What the demo's draft head gains for one stream: chat prompts that it has not learned from, one by one.
 
-A prompt's times with and without the head are one observation; the interval is that of the gain over all
-prompts when they are drawn anew (bootstrap), so it tells how far other prompts may be from these.
+A prompt's times with and without the head (medians of its rounds) are one observation. The gain is that of
+all prompts together, its interval what it is when they are drawn anew (percentile bootstrap): as far as
+another set of so many prompts may be from this one.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ class Gain:
 
 
 def measure_head(pair: Pair, dtype: torch.dtype, workloads: Sequence[Workload], *, rounds: int) -> list[Gain]:
-    """Off, the head at each draft length, and as the demo's server runs it."""
+    """Off, the head at each draft length, and adaptive."""
     loaded = _load(pair, dtype)
     head: tuple[Method, ...] = ("draft_model",)
-    arms = [EngineArm(OFF, make_engine(loaded, ()))]
+    arms = [EngineArm(OFF, make_engine(loaded, (), max_streams=1))]
     for length in LENGTHS:
-        engine = make_engine(loaded, head, num_speculative_tokens=length)
+        engine = make_engine(loaded, head, num_speculative_tokens=length, max_streams=1)
         arms.append(EngineArm(f"head, {length} tokens", engine))
     chained = make_engine(loaded, ("ngram", *head), adaptive=True, num_speculative_tokens=NUM_LOOKUP_TOKENS)
     arms.append(EngineArm(ADAPTIVE, chained))
@@ -94,4 +95,5 @@ def _ratio(seconds: Sequence[tuple[float, float]]) -> float:
 def _interval(seconds: Sequence[tuple[float, float]]) -> tuple[float, float]:
     draw: Callable[..., list[tuple[float, float]]] = random.Random(0).choices
     ratios = sorted(_ratio(draw(seconds, k=len(seconds))) for _ in range(_RESAMPLES))
-    return ratios[_RESAMPLES // 40], ratios[-_RESAMPLES // 40]
+    outside = _RESAMPLES // 40  # on either side
+    return ratios[outside - 1], ratios[-outside]

@@ -1,8 +1,8 @@
 """The benchmark: everything that we compare, in one run on one machine, as one markdown document.
 
 ``make bench`` runs it; ``PEERS=1 make bench`` adds vLLM and llama.cpp. Each number is a median over
-interleaved rounds, each ratio the median of the rounds' ratios. Prompts and new tokens are the same for
-all, greedy, end-of-sequence ignored, prefix caches off; a time includes prefill.
+interleaved rounds, each ratio the median of the rounds' ratios where nothing else is said. Prompts and new
+tokens are the same for all, greedy, end-of-sequence ignored, prefix caches off; a time includes prefill.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import report
 from arms import Arm, Dtype
 from draftline_server.allocator import keep_freed_memory
 from engine_arms import CONTEXT_LENGTH, NUM_LOOKUP_TOKENS, LoadedPair, load_pair, make_arms
-from head_bench import measure_head
+from head_bench import MAX_ROUNDS, measure_head
 from machine import Machine, measure_machine
 from measure import measure
 from models import Pair, cache_dir, model_bytes, smollm2_head, smollm2_pair, tiny_head, tiny_pair
@@ -139,7 +139,11 @@ def run_head(bench: Bench) -> str:
         bench.workloads.single[: bench.effort.single_prompts],
         rounds=bench.effort.rounds,
     )
-    return f"## The draft head, one stream\n\n{report.head_table(gains)}"
+    return (
+        f"## The draft head, one stream\n\n{report.head_table(gains)}\n\n"
+        f"{bench.effort.single_prompts} prompts, medians of {min(bench.effort.rounds, MAX_ROUNDS)} rounds; "
+        "speed-ups are of all prompts together."
+    )
 
 
 def run_sweep(bench: Bench) -> str:

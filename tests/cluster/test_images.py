@@ -111,8 +111,8 @@ def test_the_servers_image_starts_as_the_server(cluster: Cluster, namespace: str
 
 NATIVE = """
 import shutil
-from draftline_server.model.native_library import AMX_LINEAR, CPU_KERNELS, load
-print(shutil.which("cc"), [load(source) is not None for source in (CPU_KERNELS, AMX_LINEAR)])
+from draftline_server.model.native_library import AMX_LINEAR, AVX512_LINEAR, CPU_KERNELS, load
+print(shutil.which("cc"), [load(source) is not None for source in (CPU_KERNELS, AMX_LINEAR, AVX512_LINEAR)])
 """
 
 
@@ -120,4 +120,4 @@ def test_the_servers_image_brings_its_kernels_since_it_has_no_compiler(
     cluster: Cluster, namespace: str, server_image: str
 ) -> None:
     pod = job_pod("native", server_image, command=["python", "-c", NATIVE])
-    assert output_of(pod, cluster, namespace).strip() == "None [True, True]"
+    assert output_of(pod, cluster, namespace).strip() == "None [True, True, True]"

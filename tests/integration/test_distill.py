@@ -235,7 +235,8 @@ def test_long_texts_are_cut(target: Path, tmp_path: Path) -> None:
     """As long as the target's context, as chat logs may be, or with prompts that leave no room at all."""
     longest = 1024
     texts = [
-        Dialogue(random_prompt(longest + 100, seed=seed), 20 if seed else longest + 50) for seed in range(12)
+        Dialogue(tuple(random_prompt(longest + 100, seed=seed)), 20 if seed else longest + 50)
+        for seed in range(12)
     ]
     write_dialogues(tmp_path / "long.npz", texts)
     done = run(target, tmp_path / "head", *QUICK, "--dialogues", str(tmp_path / "long.npz"))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from draftline_server.core.sampling_params import SamplingParams, SpeculationPar
 from draftline_server.distill.progress import progress_bar
 from draftline_server.engine import Engine
 from draftline_server.engine_factory import build_served_pair
+from draftline_server.errors import ResourceError
 from draftline_server.model.startup import inspect_models
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -112,22 +115,34 @@ def evaluate_apart(
     """As `evaluate`, in a process of its own whose threads wait as those of `serve` do.
 
     How they wait is read once, when torch is loaded, and training is faster the other way. Raises what
-    loading raises.
+    loading raises, and `ResourceError` where the process was killed.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # this process has read it long ago
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        before = os.environ.get("OMP_WAIT_POLICY")
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         try:
-            result = pool.submit(_load_and_evaluate, target, head, prompts, device, max_tokens)
-        finally:
-            if before is None:
-                del os.environ["OMP_WAIT_POLICY"]
-        return result.result()
+            return pool.submit(_load_and_evaluate, target, head, prompts, device, max_tokens).result()
+        except BrokenProcessPool as error:
+            raise ResourceError(
+                "the evaluation's process was killed; was there too little memory?"
+            ) from error
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed ends nothing by itself."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _load_and_evaluate(
     target: Path, head: Path, prompts: Sequence[tuple[int, ...]], device: str, max_tokens: int
 ) -> Evaluation:
+    _end_with_parent()
     keep_freed_memory()
     config = parse_config(
         {

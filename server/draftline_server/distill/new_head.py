@@ -7,6 +7,7 @@ one's place.
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any, cast
 
@@ -65,7 +66,7 @@ def make_head(
     """A float32 head around a target that is loaded unpacked; `token_ids` are those it may propose."""
     unrolled.register()
     embedding: Tensor = cast(Any, target).get_input_embeddings().weight.detach().float().to(device)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(random.Random(f"{seed}/head").getrandbits(63))
     head = DraftHead(config, embedding=embedding, attention=unrolled.IMPLEMENTATION).float()
     for parameter in head.parameters():
         if parameter.dim() == 1:
@@ -91,17 +92,12 @@ def check_target(path: Path) -> None:
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     with torch.device("meta"):
         target = AutoModelForCausalLM.from_config(config)
-    _check_final_norm(target)
-
-
-def _check_final_norm(target: PreTrainedModel) -> None:
     if not is_rms_norm(_final_norm(target)):
         raise ModelError(f"--target: a {type(target).__name__} has no RMS norm before its output layer")
 
 
 def make_teacher(target: PreTrainedModel) -> Teacher:
-    """What turns the target's last hidden states into its distributions. Raises `ModelError`."""
-    _check_final_norm(target)
+    """What turns the last hidden states of a target that was checked into its distributions."""
     config = target.config.get_text_config()
     return Teacher(
         norm_scale=norm_scale(_final_norm(target), config.hidden_size),

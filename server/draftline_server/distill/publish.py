@@ -47,7 +47,7 @@ def write_head(
     card: str,
 ) -> None:
     """Replaces `directory`, if there is one; see `check_may_replace`. Raises `OSError`."""
-    partial = directory.with_name(f"{directory.name}.partial")
+    partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     tensors = {
@@ -69,7 +69,7 @@ def write_head(
         with path.open("rb") as file:
             os.fsync(file.fileno())
     # Set aside and not deleted first: a kill must not leave the half of a head that nobody may replace.
-    replaced = directory.with_name(f"{directory.name}.replaced")
+    replaced = directory.with_name(f".{directory.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     if directory.exists():
         directory.rename(replaced)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -142,9 +143,10 @@ class Trainer:
 
     def _draw_rows(self, is_learned: Tensor) -> Tensor:
         """Those that draft more than one token, of each text as many; a function of seed and step."""
-        generator = torch.Generator().manual_seed((self._settings.seed << 32) + self.progress.step)
+        source = random.Random(f"{self._settings.seed}/rows/{self.progress.step}")
+        generator = torch.Generator().manual_seed(source.getrandbits(63))
         says_something = is_learned[:, 1:]
-        count = math.ceil(self._settings.kept_rows * int(says_something.sum(dim=-1).max()))
+        count = max(1, math.ceil(self._settings.kept_rows * int(says_something.sum(dim=-1).max())))
         drawn = torch.rand(says_something.shape, generator=generator) * says_something
         return drawn.topk(count, dim=-1).indices
 

@@ -33,9 +33,11 @@ int amx_is_usable(void) {
 
 /* The same for avx512_linear.c. */
 int avx512_bf16_is_usable(void) {
+    unsigned eax, ebx, ecx, edx;
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl");
+    if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl")) return 0;
+    /* What asks for bfloat16 by name is newer than many compilers. */
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && ((eax >> 5) & 1);
 }
 
 /* Shares out a loop of `count` iterations that touches so many values; a small one is not worth it. */

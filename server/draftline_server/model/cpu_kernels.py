@@ -33,6 +33,8 @@ class PackedWeight:
     out_features: int
     multiply: Any
     """The C function."""
+    rounds_inputs: bool = False
+    """Whether inputs become bfloat16 on their way in."""
 
 
 class CpuKernels:
@@ -82,7 +84,9 @@ class CpuKernels:
     def pack(self, weight: Tensor) -> PackedWeight:
         """``[out, in]`` in bfloat16 or float32, for `linear`."""
         if weight.dtype == torch.bfloat16 and self._linear_bf16_inputs is not None:
-            return PackedWeight(_pack_in_pairs(weight), weight.shape[0], self._linear_bf16_inputs)
+            return PackedWeight(
+                _pack_in_pairs(weight), weight.shape[0], self._linear_bf16_inputs, rounds_inputs=True
+            )
         return PackedWeight(_pack_for_avx2(weight), weight.shape[0], self._linears[weight.dtype])
 
     def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:

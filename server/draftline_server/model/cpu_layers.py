@@ -3,8 +3,8 @@
 `F.linear` in bfloat16 repacks its weight each time where the CPU has bfloat16 instructions, and falls
 back to a scalar loop where it has none. What replaces it:
 
-    our kernels              weights as they are, activations and cache in float32; with AMX an input is
-                             rounded to bfloat16 on its way into a product
+    our kernels              weights as they are, activations and cache in float32; on CPUs that multiply
+                             bfloat16 an input is rounded to it on its way into a product
     no compiler, no AVX2     oneDNN's prepacked linear: everything in bfloat16 where the CPU has such
                              instructions, else weights are widened to float32 (which is exact)
 
@@ -51,6 +51,10 @@ class KernelLinear(nn.Module):
         # Plain attributes: a later change of the model's dtype must not touch them.
         self._packed = kernels.pack(weight.detach())
         self._bias = None if bias is None else bias.detach().float()
+
+    @property
+    def rounds_inputs(self) -> bool:
+        return self._packed.rounds_inputs
 
     def forward(self, x: Tensor) -> Tensor:
         return self._kernels.linear(x, self._packed, self._bias)

@@ -51,7 +51,7 @@ class AcceptanceProfile:
 
 
 class AcceptanceTracker:
-    """Profiles of all proposers, and of each request with each of them."""
+    """Profiles of all proposers, of each kind of draft, and of each request with each kind."""
 
     # About the last 50 drafts count for the server, the last 10 for a request.
     GLOBAL_DECAY = 0.98
@@ -63,6 +63,7 @@ class AcceptanceTracker:
     REQUEST_PRIOR_TRIALS = 3.0
 
     def __init__(self) -> None:
+        self._proposers: dict[str, AcceptanceProfile] = {}
         self._global: dict[str, AcceptanceProfile] = {}
         self._requests: dict[str, dict[str, AcceptanceProfile]] = {}
 
@@ -70,24 +71,27 @@ class AcceptanceTracker:
         self,
         request_id: str,
         proposer: str,
+        kind: str,
         *,
         num_draft_tokens: int,
         num_accepted_tokens: int,
         is_probe: bool = False,
     ) -> None:
         """Counts one verified draft. Probes are rare, so each of them weighs more."""
-        of_all = self._global.setdefault(proposer, AcceptanceProfile())
-        of_request = self._requests.setdefault(request_id, {}).setdefault(proposer, AcceptanceProfile())
-        global_decay = self.PROBE_DECAY if is_probe else self.GLOBAL_DECAY
-        for profile, decay in ((of_all, global_decay), (of_request, self.REQUEST_DECAY)):
+        of_proposer = self._proposers.setdefault(proposer, AcceptanceProfile())
+        of_all = self._global.setdefault(kind, AcceptanceProfile())
+        of_request = self._requests.setdefault(request_id, {}).setdefault(kind, AcceptanceProfile())
+        shared_decay = self.PROBE_DECAY if is_probe else self.GLOBAL_DECAY
+        decays = (shared_decay, shared_decay, self.REQUEST_DECAY)
+        for profile, decay in zip((of_proposer, of_all, of_request), decays, strict=True):
             profile.observe(
                 num_draft_tokens=num_draft_tokens, num_accepted_tokens=num_accepted_tokens, decay=decay
             )
 
-    def survivals(self, request_id: str, proposer: str, length: int) -> list[float]:
+    def survivals(self, request_id: str, kind: str, length: int) -> list[float]:
         """Probability that draft token j is accepted, for j in 0..length: a falling sequence."""
-        of_all = self._global.get(proposer)
-        of_request = self._requests.get(request_id, {}).get(proposer)
+        of_all = self._global.get(kind)
+        of_request = self._requests.get(request_id, {}).get(kind)
         conditional, survival = self.INITIAL_ACCEPTANCE, 1.0
         result: list[float] = []
         for position in range(length):
@@ -102,10 +106,10 @@ class AcceptanceTracker:
 
     def first_acceptance(self, proposer: str) -> float:
         """Acceptance of the first position, over all requests."""
-        of_all = self._global.get(proposer)
-        if of_all is None:
+        of_proposer = self._proposers.get(proposer)
+        if of_proposer is None:
             return self.INITIAL_ACCEPTANCE
-        return of_all.conditional(0, self.INITIAL_ACCEPTANCE, self.INITIAL_TRIALS)
+        return of_proposer.conditional(0, self.INITIAL_ACCEPTANCE, self.INITIAL_TRIALS)
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

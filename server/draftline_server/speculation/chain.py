@@ -18,6 +18,8 @@ class Offer:
     request: Request
     proposer: str
     max_length: int
+    kind: str
+    """See `Proposer.kind`."""
 
 
 class ProposerChain:
@@ -42,7 +44,11 @@ class ProposerChain:
             for name in wanted.methods or self.names
             if name in usable
         ]
-        return [Offer(request, name, length) for name, length in lengths if length > 0]
+        return [
+            Offer(request, name, length, self._proposers[name].kind(request))
+            for name, length in lengths
+            if length > 0
+        ]
 
     def propose(self, tasks: Mapping[str, Sequence[DraftTask]]) -> dict[str, Draft]:
         """Drafts by request id; `tasks` are by proposer."""

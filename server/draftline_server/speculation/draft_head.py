@@ -51,6 +51,9 @@ class DraftHeadProposer:
     def max_length(self, request: Request, limit: int) -> int:
         return limit if self._store.has(request) else 0
 
+    def kind(self, request: Request) -> str:
+        return self.name
+
     def lags(self, request: Request) -> bool:
         """What it has missed does not come back; what it might miss, while others draft, it reads in time."""
         return self._store.has_many(request)

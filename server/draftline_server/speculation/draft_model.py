@@ -47,6 +47,9 @@ class DraftModelProposer:
     def max_length(self, request: Request, limit: int) -> int:
         return 0 if self.lags(request) else limit
 
+    def kind(self, request: Request) -> str:
+        return self.name
+
     def lags(self, request: Request) -> bool:
         return request.num_tokens - request.draft_len > MAX_CATCH_UP_TOKENS
 

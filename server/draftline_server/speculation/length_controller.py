@@ -5,7 +5,9 @@ Goodput of a step is its expected output tokens over its expected seconds:
     (B + sum of survivals of the drafted positions) / (verify(B + drafted tokens) + depth * draft(B))
 
 Positions are added in the order of their survival while that rises; the same is tried for every depth
-of the draft model, since its forwards are shared by the batch. Everything comes from past
+of the draft model, since its forwards are shared by the batch. Of several proposers with an offer for a
+request the one is taken that promises the most; now and then the first of the request's methods all the
+same, since what is never drafted is never learned about. Everything comes from past
 outcomes and measured times, never from the tokens at hand, so the choice cannot bias the output.
 
 Every proposer has a switch of its own: n-grams may pay where the draft model does not, and the other way
@@ -19,9 +21,10 @@ On: now and then a step is plain, so that the measured speed-up compares with wh
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from draftline_server.speculation.acceptance import AcceptanceTracker
@@ -42,6 +45,8 @@ EARN_BACK_STEPS = 64
 # Steps between plain ones while speculation is on: the first soon, then rarer.
 MIN_PLAIN_INTERVAL = 8
 MAX_PLAIN_INTERVAL = 128
+# Times that a request's first method is passed over before it has another chance.
+PASSED_OVER = 32
 # Drafts whose outcome is needed before a proposer may be judged at all.
 MIN_OBSERVED_DRAFTS = 8
 # Steps before the measured speed-up may switch a proposer off.
@@ -107,6 +112,9 @@ class LengthController:
         self.fallbacks: Counter[str] = Counter()
         self._speedup = MeasuredSpeedup()
         self._switches = {name: ProposerSwitch(is_on=self.limit > 0) for name in self._proposers}
+        self._kinds: dict[str, str] = {}
+        self._passed_over: Counter[str] = Counter()
+        self._retried: set[str] = set()
         self._unpaid_seconds = 0.0
         self._plain_interval = self._steps_until_plain = MIN_PLAIN_INTERVAL
 
@@ -158,13 +166,25 @@ class LengthController:
 
         `offers` are those of the proposers that `usable` named, of each request in the order of its methods.
         """
-        on = _first_of_each_request(offer for offer in offers if self.is_on(offer.proposer))
-        chosen = self._choose_of_those_on(on, batch_size)
+        on = [offer for offer in offers if self.is_on(offer.proposer)]
+        chosen = self._choose_of_those_on(self._best_of_each_request(on, batch_size), batch_size)
         for name, switch in self._switches.items():
             probed = [offer for offer in offers if offer.proposer == name]
             if probed and not switch.is_on and switch.is_probe_due:
                 chosen |= self._probe(name, probed, batch_size)
+        self._kinds |= {
+            o.request.request_id: o.kind
+            for o in offers
+            if o.request.request_id in chosen and chosen[o.request.request_id].proposer == o.proposer
+        }
         return chosen
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended."""
+        self.acceptance.forget(request_id)
+        self._kinds.pop(request_id, None)
+        self._passed_over.pop(request_id, None)
+        self._retried.discard(request_id)
 
     def observe_draft(
         self, request_id: str, proposer: str, *, num_draft_tokens: int, num_accepted_tokens: int
@@ -175,12 +195,17 @@ class LengthController:
         self.acceptance.observe(
             request_id,
             proposer,
+            self._kinds.get(request_id, proposer),
             num_draft_tokens=num_draft_tokens,
             num_accepted_tokens=num_accepted_tokens,
             is_probe=not switch.is_on,
         )
         if not switch.is_on and num_accepted_tokens > 0:
             switch.probe_soon()
+        if request_id in self._retried:
+            self._retried.remove(request_id)
+            if num_accepted_tokens == num_draft_tokens > 0:
+                self._passed_over[request_id] = PASSED_OVER  # and once more
 
     def observe_follow(self, seconds: float) -> None:
         """Takes in what the draft model cost outside of drafting; the drafts to come must earn it."""
@@ -216,6 +241,41 @@ class LengthController:
         if self.is_on(DRAFT_MODEL) or seconds < self.costs.draft.estimate(num_sequences):
             self.costs.draft.observe(num_sequences, seconds)
 
+    def _best_of_each_request(self, offers: Sequence[Offer], batch_size: int) -> list[Offer]:
+        by_request: defaultdict[str, list[Offer]] = defaultdict(list)
+        for offer in offers:
+            by_request[offer.request.request_id].append(offer)
+        if not self._settings.adaptive or self.costs.verify.is_empty or len(by_request) == len(offers):
+            return [own[0] for own in by_request.values()]
+        seconds = {name: self._seconds_by_length(name, batch_size) for name in self._proposers}
+        return [self._best_of(own, seconds) for own in by_request.values()]
+
+    def _seconds_by_length(self, proposer: str, batch_size: int) -> list[float]:
+        """Of steps in which every sequence has a draft of that length."""
+        draft_seconds = self.costs.draft.estimate(batch_size) if proposer == DRAFT_MODEL else 0.0
+        return [
+            self.costs.verify.estimate(batch_size * (1 + length)) + length * draft_seconds
+            for length in range(self.limit + 1)
+        ]
+
+    def _best_of(self, offers: Sequence[Offer], seconds: Mapping[str, Sequence[float]]) -> Offer:
+        """Of one request's the one of highest goodput, most of the time."""
+        first, best = offers[0], max(offers, key=lambda offer: self._goodput(offer, seconds[offer.proposer]))
+        if best is first or self._was_passed_over(first):
+            return first
+        self._passed_over[first.request.request_id] += 1
+        return best
+
+    def _was_passed_over(self, offer: Offer) -> bool:
+        """For so long that it has another chance, whatever is expected of it."""
+        return self._passed_over[offer.request.request_id] >= PASSED_OVER
+
+    def _goodput(self, offer: Offer, seconds: Sequence[float]) -> float:
+        """Of a sequence with this offer, at its best length."""
+        survivals = self.acceptance.survivals(offer.request.request_id, offer.kind, offer.max_length)
+        expected = accumulate(survivals, initial=1.0)
+        return max(tokens / spent for tokens, spent in zip(expected, seconds, strict=False))
+
     def _choose_of_those_on(self, offers: Sequence[Offer], batch_size: int) -> dict[str, Choice]:
         if not offers:
             return {}
@@ -235,6 +295,11 @@ class LengthController:
             lengths = _shortest(o for o in offers if self.is_on(o.proposer) and self._is_judged(o.proposer))
         if lengths and self._is_plain_step_due():
             return {}
+        for offer in filter(self._was_passed_over, offers):
+            request_id = offer.request.request_id
+            lengths[request_id] = max(lengths.get(request_id, 0), min(PROBE_LENGTH, offer.max_length))
+            self._passed_over[request_id] = 0
+            self._retried.add(request_id)
         return _choices(offers, lengths)
 
     def _switch_off(self, name: str, reason: str, batch_size: int) -> None:
@@ -305,7 +370,7 @@ class LengthController:
 
     def _slots(self, offer: Offer) -> list[_Slot]:
         request_id, is_model = offer.request.request_id, offer.proposer == DRAFT_MODEL
-        survivals = self.acceptance.survivals(request_id, offer.proposer, offer.max_length)
+        survivals = self.acceptance.survivals(request_id, offer.kind, offer.max_length)
         return [
             _Slot(1.0 - survival, position, request_id, position + 1 if is_model else 0)
             for position, survival in enumerate(survivals)
@@ -339,7 +404,7 @@ class LengthController:
         expected = float(batch_size)
         for offer in offers:
             request_id = offer.request.request_id
-            expected += sum(self.acceptance.survivals(request_id, offer.proposer, lengths[request_id]))
+            expected += sum(self.acceptance.survivals(request_id, offer.kind, lengths[request_id]))
         return expected
 
 
@@ -356,13 +421,6 @@ def _allocate(
             best_goodput, best_count = goodput, count
     lengths = Counter(slot.request_id for slot in slots[:best_count])
     return _Best(lengths, best_goodput * verify_seconds[0] / batch_size)
-
-
-def _first_of_each_request(offers: Iterable[Offer]) -> list[Offer]:
-    first: dict[str, Offer] = {}
-    for offer in offers:
-        first.setdefault(offer.request.request_id, offer)
-    return list(first.values())
 
 
 def _choices(offers: Iterable[Offer], lengths: Mapping[str, int]) -> dict[str, Choice]:

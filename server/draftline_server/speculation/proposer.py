@@ -33,7 +33,7 @@ class DraftTask:
 class Proposer(Protocol):
     """A source of drafts.
 
-    `max_length` decides from committed tokens alone, never from what would be drafted: a length that
+    `max_length` and `kind` go by committed tokens alone, never by what would be drafted: a length that
     depends on the drawn tokens would change the output's distribution.
     """
 
@@ -49,6 +49,9 @@ class Proposer(Protocol):
 
     def max_length(self, request: Request, limit: int) -> int:
         """How many tokens it could propose now, at most `limit`; 0 where it has nothing to offer."""
+
+    def kind(self, request: Request) -> str:
+        """What sort of draft it has to offer now: acceptance is learned for each sort by itself."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """One draft for each task, in order, each of at most the task's length and possibly empty."""

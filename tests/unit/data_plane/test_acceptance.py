@@ -14,7 +14,7 @@ def observe(
     tracker: AcceptanceTracker, drafted: int, accepted: int, *, request_id: str = "r", times: int = 1
 ) -> None:
     for _ in range(times):
-        tracker.observe(request_id, "ngram", num_draft_tokens=drafted, num_accepted_tokens=accepted)
+        tracker.observe(request_id, "ngram", "ngram", num_draft_tokens=drafted, num_accepted_tokens=accepted)
 
 
 def test_before_anything_was_seen_all_positions_are_equally_likely() -> None:
@@ -119,7 +119,7 @@ def test_a_probe_weighs_more_than_an_ordinary_draft() -> None:
     for _ in range(10):
         for tracker in (ordinary, probed):
             tracker.observe(
-                "p", "ngram", num_draft_tokens=1, num_accepted_tokens=1, is_probe=tracker is probed
+                "p", "ngram", "ngram", num_draft_tokens=1, num_accepted_tokens=1, is_probe=tracker is probed
             )
     assert ordinary.first_acceptance("ngram") < 0.3
     assert probed.first_acceptance("ngram") > 0.5

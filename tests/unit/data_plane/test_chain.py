@@ -44,6 +44,9 @@ class FakeProposer:
         self.asked.append(request.request_id)
         return 0 if request.request_id in self._unwilling else min(limit, self._longest)
 
+    def kind(self, request: Request) -> str:
+        return f"{self.name} of {request.request_id}"
+
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         self.tasks += [(t.request.request_id, t.length) for t in tasks]
         return [Draft(self.name, tuple(range(min(t.length, self._delivers)))) for t in tasks]
@@ -89,7 +92,9 @@ def test_the_offers_to_a_request(
 ) -> None:
     chain = ProposerChain([FakeProposer("first", longest=3), FakeProposer("second")])
     request = request_with(**speculation)
-    assert chain.offers(request, limit, BOTH) == [Offer(request, *offer) for offer in expected]
+    assert chain.offers(request, limit, BOTH) == [
+        Offer(request, name, length, f"{name} of r") for name, length in expected
+    ]
 
 
 def test_who_has_nothing_or_is_not_usable_offers_nothing() -> None:

@@ -10,8 +10,8 @@ from torch.nn import functional
 from draftline_server.model import cpu_kernels
 from draftline_server.model.cpu_kernels import CpuKernels
 
-# Rows below, at and above the height of a block, of one tile and of two; sizes that fill no tile.
-ROWS = (1, 2, 6, 7, 11, 12, 13, 16, 17, 32, 33, 50)
+# Rows below, at and above the height of a block, of one tile and of two, and more than one thread rounds.
+ROWS = (1, 2, 6, 7, 11, 12, 13, 16, 17, 32, 33, 50, 64, 100)
 SHAPES = ((16, 32), (100, 50), (7, 32), (96, 64), (33, 1))
 
 

@@ -12,12 +12,12 @@ from draftline_server.speculation.proposer import DraftTask
 from support.requests import make_request
 
 
-def search(tokens: Sequence[int], min_length: int, max_length: int) -> int | None:
+def search(tokens: Sequence[int], min_length: int, max_length: int) -> tuple[int, int] | None:
     """Where the longest, then most recent earlier match of the last tokens ends, the slow way."""
     for length in range(max_length, min_length - 1, -1):
         for end in range(len(tokens) - 1, length - 1, -1):
             if length < len(tokens) and tokens[end - length : end] == tokens[-length:]:
-                return end
+                return end, length
     return None
 
 
@@ -80,8 +80,21 @@ def test_a_draft_always_follows_an_earlier_occurrence() -> None:
             # What a reader of the text, continuing from the match, would copy.
             copied = list(tokens)
             for offset in range(limit):
-                copied.append(copied[match + offset])
+                copied.append(copied[match[0] + offset])
             assert drafted == tuple(copied[len(tokens) :])
+
+
+def test_drafts_are_of_a_kind_by_the_length_of_their_match() -> None:
+    proposer = NgramProposer(min_length=2, max_length=4)
+    for tokens, kind in (
+        ([1, 2, 3], "ngram"),
+        ([1, 2, 9, 1, 2], "ngram/2"),
+        ([5, 1, 2, 9, 5, 1, 2], "ngram/3"),
+        ([3] * 9, "ngram/4"),
+    ):
+        request = make_request(kind, tokens)
+        assert proposer.kind(request) == kind
+        assert (proposer.max_length(request, 3) > 0) == (kind != "ngram")
 
 
 def test_requests_do_not_see_each_other_and_released_ones_are_forgotten() -> None:
