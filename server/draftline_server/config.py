@@ -198,7 +198,7 @@ class SpeculativeDecodingConfig(_Section):
 
     enabled: bool = True
     methods: Annotated[tuple[Method, ...], BeforeValidator(_one_by_one)] = ("ngram", "draft_model")
-    """Tried in this order; draft_model is left out where there is no draft model."""
+    """By preference (adaptive: what promises more goes first); draft_model only where there is a draft."""
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] = 5
     """The longest draft of a step; 0 is off."""
     max_batch_size: Annotated[int, Field(ge=1)] = 8

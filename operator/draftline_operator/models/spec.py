@@ -176,7 +176,7 @@ class SpeculationSpec(Section):
     enabled: bool = True
     """Whether to speculate at all; output is the same either way."""
     methods: Annotated[tuple[Method, ...], Field(min_length=1, max_length=2)] = ("NGram", "DraftModel")
-    """Tried in this order; DraftModel is left out where there is no draft."""
+    """By preference (adaptive: what promises more goes first); DraftModel only where there is a draft."""
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] = 5
     """The longest draft; 0 is off."""
     max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 8
