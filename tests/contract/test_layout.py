@@ -1,6 +1,7 @@
 """The rules of the repository's layout that no other tool checks."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from draftline_server.model.safetensors_header import read_header
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -75,3 +78,15 @@ def test_the_wheel_has_the_three_packages() -> None:
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     packages = tools["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert packages == ["operator/draftline_operator", "server/draftline_server", "protos/draftline"]
+
+
+def test_the_demos_head_is_small_and_leaves_out_what_its_target_has() -> None:
+    head = ROOT / "server" / "draftline_server" / "heads" / "smollm2-135m-instruct-eagle3"
+    assert {path.name for path in head.iterdir()} == {"README.md", "config.json", "model.safetensors"}
+    assert sum(path.stat().st_size for path in head.iterdir()) <= 12_000_000
+    tensors = read_header(head / "model.safetensors")
+    assert not {"embed_tokens.weight", "lm_head.weight"} & tensors.keys()
+    (verifier,) = json.loads((head / "config.json").read_text())["speculators_config"]["verifier"][
+        "architectures"
+    ]
+    assert verifier == "LlamaForCausalLM"
