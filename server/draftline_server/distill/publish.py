@@ -66,6 +66,7 @@ def write_head(
     (partial / "config.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     (partial / "README.md").write_text(card, encoding="utf-8")
     for path in partial.iterdir():
+        path.chmod(0o644)  # safetensors keeps its file to its owner; pods run as others
         with path.open("rb") as file:
             os.fsync(file.fileno())
     # Set aside and not deleted first: a kill must not leave the half of a head that nobody may replace.
