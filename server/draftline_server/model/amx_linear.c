@@ -10,19 +10,13 @@
  *
  * Has a library of its own, for its instructions are not to be used anywhere else.
  */
-#include <immintrin.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "cpu_pool.h"
+#include "bf16_inputs.h"
 
-#define TILE 16               /* rows and columns of a tile of sums */
-#define DEPTH 32              /* inputs that one instruction takes in */
 #define TILE_WORDS (DEPTH * TILE)
 #define ROWS (2 * TILE)       /* input rows of a block: two tiles by two are all eight registers */
 #define AHEAD (8 * TILE_WORDS) /* how far ahead weights are fetched */
-#define SHARED_ROWS 64        /* so many are worth sharing out before they are multiplied */
 
 /* Palette 1, all eight registers 16 rows of 64 bytes. Belongs to a thread. */
 static void configure_tiles(void) {
@@ -41,12 +35,8 @@ static void configure_tiles(void) {
 /* Rounds a row to nearest even and lays it out as tiles of [16 rows][32 inputs], filled up with zeros. */
 static void round_row(const float *x, uint16_t *tiles, int64_t row, int64_t k, int64_t steps) {
     uint16_t *out = tiles + row / TILE * steps * TILE_WORDS + row % TILE * DEPTH;
-    for (int64_t i = 0; i < steps * DEPTH; i += TILE) {
-        const int64_t left = k - i;
-        const __mmask16 mask = left >= TILE ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0;
-        const __m512 part = _mm512_maskz_loadu_ps(mask, x + i);
-        _mm256_storeu_si256((__m256i *)(out + i / DEPTH * TILE_WORDS + i % DEPTH), (__m256i)_mm512_cvtneps_pbh(part));
-    }
+    for (int64_t i = 0; i < steps * DEPTH; i += TILE)
+        round_sixteen(x + i, out + i / DEPTH * TILE_WORDS + i % DEPTH, k - i);
 }
 
 /* Writes `rows` x `width` sums, which lie [16][16], to y. */
@@ -150,24 +140,13 @@ static void multiply_pairs(void *argument, int64_t begin, int64_t end) {
     _tile_release();
 }
 
-/* The pool of cpu_kernels: two would be in each other's way. */
-static void (*run)(pool_task task, void *argument, int64_t count, int64_t piece);
-
-void use_pool(void (*pool)(pool_task task, void *argument, int64_t count, int64_t piece)) { run = pool; }
-
 /* Returns 0, or -1 where memory for the rounded inputs is missing. */
 int linear_bf16_inputs(const float *x, int64_t m, int64_t k, const uint16_t *packed, const float *bias, float *y,
                        int64_t n) {
-    static _Thread_local uint16_t *rounded;
-    static _Thread_local int64_t capacity;
     const int64_t steps = (k + DEPTH - 1) / DEPTH, pairs = (n + 2 * TILE - 1) / (2 * TILE);
     const int64_t size = (m + TILE - 1) / TILE * steps * TILE_WORDS;
-    if (size > capacity) {
-        free(rounded);
-        rounded = aligned_alloc(64, (size_t)size * sizeof *rounded);
-        capacity = rounded ? size : 0;
-        if (!rounded) return -1;
-    }
+    uint16_t *rounded = room_for(size);
+    if (!rounded) return -1;
     if (m % TILE != 0)
         memset(rounded + m / TILE * steps * TILE_WORDS, 0, (size_t)(steps * TILE_WORDS) * sizeof *rounded);
     struct linear l = {x, m, k, steps, rounded, packed, bias, y, n};

@@ -10,25 +10,14 @@
  *
  * Has a library of its own, for its instructions are not to be used anywhere else.
  */
-#include <immintrin.h>
-#include <stdint.h>
-#include <stdlib.h>
 
-#include "cpu_pool.h"
+#include "bf16_inputs.h"
 
-#define TILE 16        /* outputs of a register */
-#define DEPTH 32       /* what the number of inputs is filled up to */
 #define ROWS 12        /* input rows of a block: 12 x 2 sums, two of weights and an input fit the 32 registers */
-#define SHARED_ROWS 64 /* so many are worth sharing out before they are multiplied */
 
 /* Rounds a row to nearest even, filled up with zeros. */
 static void round_row(const float *x, uint16_t *out, int64_t k, int64_t depth) {
-    for (int64_t i = 0; i < depth; i += TILE) {
-        const int64_t left = k - i;
-        const __mmask16 mask = left >= TILE ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0;
-        const __m512 part = _mm512_maskz_loadu_ps(mask, x + i);
-        _mm256_storeu_si256((__m256i *)(out + i), (__m256i)_mm512_cvtneps_pbh(part));
-    }
+    for (int64_t i = 0; i < depth; i += TILE) round_sixteen(x + i, out + i, k - i);
 }
 
 static inline void store_sums(const __m512 sums, const float *bias, float *y, int64_t width) {
@@ -99,23 +88,12 @@ static void multiply_pairs(void *argument, int64_t begin, int64_t end) {
     }
 }
 
-/* The pool of cpu_kernels: two would be in each other's way. */
-static void (*run)(pool_task task, void *argument, int64_t count, int64_t piece);
-
-void use_pool(void (*pool)(pool_task task, void *argument, int64_t count, int64_t piece)) { run = pool; }
-
 /* Returns 0, or -1 where memory for the rounded inputs is missing. */
 int linear_bf16_inputs(const float *x, int64_t m, int64_t k, const uint16_t *packed, const float *bias, float *y,
                        int64_t n) {
-    static _Thread_local uint16_t *rounded;
-    static _Thread_local int64_t capacity;
     const int64_t depth = (k + DEPTH - 1) / DEPTH * DEPTH;
-    if (m * depth > capacity) {
-        free(rounded);
-        rounded = aligned_alloc(64, (size_t)(m * depth) * sizeof *rounded);
-        capacity = rounded ? m * depth : 0;
-        if (!rounded) return -1;
-    }
+    uint16_t *rounded = room_for(m * depth);
+    if (!rounded) return -1;
     struct linear l = {x, m, k, depth, rounded, packed, bias, y, n};
     if (m >= SHARED_ROWS)
         run(round_rows, &l, m, 0);

@@ -51,9 +51,10 @@ class Source:
 
 
 CPU_KERNELS = Source("cpu_kernels", ("cpu_kernels.c", "cpu_pool.c", "cpu_pool.h"), ("-mavx2", "-mfma"))
+_BF16_HEADERS = ("bf16_inputs.h", "cpu_pool.h")
 _AVX512 = ("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512bf16")
-AMX_LINEAR = Source("amx_linear", ("amx_linear.c", "cpu_pool.h"), ("-mamx-tile", "-mamx-bf16", *_AVX512))
-AVX512_LINEAR = Source("avx512_linear", ("avx512_linear.c", "cpu_pool.h"), _AVX512)
+AMX_LINEAR = Source("amx_linear", ("amx_linear.c", *_BF16_HEADERS), ("-mamx-tile", "-mamx-bf16", *_AVX512))
+AVX512_LINEAR = Source("avx512_linear", ("avx512_linear.c", *_BF16_HEADERS), _AVX512)
 
 
 def load(source: Source) -> ctypes.CDLL | None:

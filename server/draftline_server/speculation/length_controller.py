@@ -8,7 +8,8 @@ Positions are added in the order of their survival while that rises; the same is
 of the draft model, since its forwards are shared by the batch. Of several proposers with an offer for a
 request the one is taken that promises the most; now and then the first of the request's methods all the
 same, since what is never drafted is never learned about. Everything comes from past
-outcomes and measured times, never from the tokens at hand, so the choice cannot bias the output.
+outcomes and measured times, and from what was committed, never from the tokens that would be drafted, so
+the choice cannot bias the output.
 
 Every proposer has a switch of its own: n-grams may pay where the draft model does not, and the other way
 round. Off: after some steps in which a proposer did not pay it is no longer asked; with all of them off,

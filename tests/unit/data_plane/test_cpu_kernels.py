@@ -51,6 +51,7 @@ def test_linear_with_rounded_inputs(kernels: CpuKernels, shape: tuple[int, int],
     weight, bias = _random(*shape).bfloat16(), _random(shape[0], seed=1) if has_bias else None
     for variant in rounding:
         packed = variant.pack(weight)
+        assert variant.linear(torch.empty(0, shape[1]), packed, bias).shape == (0, shape[0])
         for rows in ROWS:
             x = _random(rows, shape[1], seed=rows)
             expected = functional.linear(x.bfloat16().float(), weight.float(), bias)
