@@ -114,7 +114,7 @@ class LengthController:
         self._speedup = MeasuredSpeedup()
         self._switches = {name: ProposerSwitch(is_on=self.limit > 0) for name in self._proposers}
         self._kinds: dict[str, str] = {}
-        self._passed_over: Counter[str] = Counter()
+        self._passed_over: Counter[tuple[str, str]] = Counter()
         self._retried: set[str] = set()
         self._unpaid_seconds = 0.0
         self._plain_interval = self._steps_until_plain = MIN_PLAIN_INTERVAL
@@ -184,7 +184,8 @@ class LengthController:
         """A request has ended."""
         self.acceptance.forget(request_id)
         self._kinds.pop(request_id, None)
-        self._passed_over.pop(request_id, None)
+        for name in self._proposers:
+            self._passed_over.pop((request_id, name), None)
         self._retried.discard(request_id)
 
     def observe_draft(
@@ -206,7 +207,7 @@ class LengthController:
         if request_id in self._retried:
             self._retried.remove(request_id)
             if num_accepted_tokens == num_draft_tokens > 0:
-                self._passed_over[request_id] = PASSED_OVER  # and once more
+                self._passed_over[request_id, proposer] = PASSED_OVER  # and once more
 
     def observe_follow(self, seconds: float) -> None:
         """Takes in what the draft model cost outside of drafting; the drafts to come must earn it."""
@@ -264,12 +265,12 @@ class LengthController:
         first, best = offers[0], max(offers, key=lambda offer: self._goodput(offer, seconds[offer.proposer]))
         if best is first or self._was_passed_over(first):
             return first
-        self._passed_over[first.request.request_id] += 1
+        self._passed_over[first.request.request_id, first.proposer] += 1
         return best
 
     def _was_passed_over(self, offer: Offer) -> bool:
         """For so long that it has another chance, whatever is expected of it."""
-        return self._passed_over[offer.request.request_id] >= PASSED_OVER
+        return self._passed_over[offer.request.request_id, offer.proposer] >= PASSED_OVER
 
     def _goodput(self, offer: Offer, seconds: Sequence[float]) -> float:
         """Of a sequence with this offer, at its best length."""
@@ -298,9 +299,10 @@ class LengthController:
             return {}
         for offer in filter(self._was_passed_over, offers):
             request_id = offer.request.request_id
-            lengths[request_id] = max(lengths.get(request_id, 0), min(PROBE_LENGTH, offer.max_length))
-            self._passed_over[request_id] = 0
-            self._retried.add(request_id)
+            if self.is_on(offer.proposer):
+                lengths[request_id] = max(lengths.get(request_id, 0), min(PROBE_LENGTH, offer.max_length))
+                self._retried.add(request_id)
+            self._passed_over[request_id, offer.proposer] = 0
         return _choices(offers, lengths)
 
     def _switch_off(self, name: str, reason: str, batch_size: int) -> None:

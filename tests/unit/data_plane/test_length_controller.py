@@ -568,6 +568,33 @@ def test_a_first_method_that_was_wrong_is_tried_again_and_taken_as_soon_as_it_is
     assert proposers["ngram"] > 6 * proposers[DRAFT_MODEL]
 
 
+def test_the_chance_of_a_first_method_waits_for_its_next_offer() -> None:
+    """And is not used up by another's."""
+    controller = LengthController(settings(), seeded_costs(cpu, draft_of(0.1)))
+    request = make_request("r")
+    ngram, model = (make_offer(request, name, 5) for name in ("ngram", DRAFT_MODEL))
+
+    def drafts_by(*offers: Offer) -> str:
+        (choice,) = controller.choose(offers, 1).values() or [Choice("plain", 0)]
+        num_accepted_tokens = choice.length if choice.proposer == DRAFT_MODEL else 0
+        if choice.length:
+            controller.observe_draft(
+                "r",
+                choice.proposer,
+                num_draft_tokens=choice.length,
+                num_accepted_tokens=num_accepted_tokens,
+            )
+        return choice.proposer
+
+    while drafts_by(ngram, model) != DRAFT_MODEL:
+        pass
+    with_both = [drafts_by(ngram, model) for _ in range(PASSED_OVER)]
+    while with_both[-1] != DRAFT_MODEL or controller._passed_over["r", "ngram"] < PASSED_OVER:
+        with_both.append(drafts_by(ngram, model))
+    assert [drafts_by(model) for _ in range(3)].count("ngram") == 0
+    assert "ngram" in (drafts_by(ngram, model), drafts_by(ngram, model))
+
+
 def test_kinds_of_drafts_are_told_apart() -> None:
     """Long matches are right and short ones wrong: the model drafts in place of the short ones alone."""
     controller = LengthController(settings(), seeded_costs(cpu, draft_of(0.1)))
