@@ -574,25 +574,28 @@ def test_the_chance_of_a_first_method_waits_for_its_next_offer() -> None:
     request = make_request("r")
     ngram, model = (make_offer(request, name, 5) for name in ("ngram", DRAFT_MODEL))
 
-    def drafts_by(*offers: Offer) -> str:
-        (choice,) = controller.choose(offers, 1).values() or [Choice("plain", 0)]
-        num_accepted_tokens = choice.length if choice.proposer == DRAFT_MODEL else 0
-        if choice.length:
-            controller.observe_draft(
-                "r",
-                choice.proposer,
-                num_draft_tokens=choice.length,
-                num_accepted_tokens=num_accepted_tokens,
-            )
-        return choice.proposer
+    rng = random.Random(0)
 
-    while drafts_by(ngram, model) != DRAFT_MODEL:
-        pass
-    with_both = [drafts_by(ngram, model) for _ in range(PASSED_OVER)]
-    while with_both[-1] != DRAFT_MODEL or controller._passed_over["r", "ngram"] < PASSED_OVER:
-        with_both.append(drafts_by(ngram, model))
-    assert [drafts_by(model) for _ in range(3)].count("ngram") == 0
-    assert "ngram" in (drafts_by(ngram, model), drafts_by(ngram, model))
+    def drafts_by(*offers: Offer, acceptance: float = 0.7) -> str:
+        for name, length in controller.choose(offers, 1).values():
+            rate = acceptance if name == DRAFT_MODEL else 0.3
+            accepted = next((n for n in range(length) if rng.random() >= rate), length)
+            controller.observe_draft("r", name, num_draft_tokens=length, num_accepted_tokens=accepted)
+            return name
+        return "plain"
+
+    chances = 0
+    for _ in range(8):
+        num_passed_over = 0
+        while num_passed_over < PASSED_OVER:
+            match drafts_by(ngram, model):
+                case "ngram":
+                    num_passed_over = 0
+                case "draft_model":
+                    num_passed_over += 1
+        drafts_by(model, acceptance=0.0)
+        chances += "ngram" in {drafts_by(ngram, model) for _ in range(2)}  # one of both may be plain
+    assert chances == 8
 
 
 def test_kinds_of_drafts_are_told_apart() -> None:
