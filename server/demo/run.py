@@ -230,7 +230,7 @@ def describe_acceptance(address: str) -> None:
         print(f"{name:<10} {accepted / drafted:>4.0%} of {drafted:.0f}   {by_position}")
     print(
         "\nn-grams continue earlier matches in the same conversation: they help where an answer repeats its"
-        "\nprompt. The head, a layer trained for this target, drafts where they have nothing to offer."
+        "\nprompt. The head, a layer trained for this target, drafts where it promises more than they do."
     )
 
 

@@ -49,7 +49,9 @@ def measure_head(pair: Pair, dtype: torch.dtype, workloads: Sequence[Workload], 
     for length in LENGTHS:
         engine = make_engine(loaded, head, num_speculative_tokens=length, max_streams=1)
         arms.append(EngineArm(f"head, {length} tokens", engine))
-    chained = make_engine(loaded, ("ngram", *head), adaptive=True, num_speculative_tokens=NUM_LOOKUP_TOKENS)
+    chained = make_engine(
+        loaded, ("ngram", *head), adaptive=True, num_speculative_tokens=NUM_LOOKUP_TOKENS, max_streams=1
+    )
     arms.append(EngineArm(ADAPTIVE, chained))
     table = measure(arms, workloads, rounds=min(rounds, MAX_ROUNDS))
     return [_gain(arm.name, workloads, table) for arm in arms]

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from draftline_operator.errors import InvalidSpecError
 from draftline_operator.models.quantity import PATTERN, canonical_quantity, parse_quantity
 
 
@@ -95,6 +96,15 @@ Annotations = Annotated[
 ]
 
 KubernetesObject = dict[str, Any]
+
+
+def as_object(value: Any, field: str) -> KubernetesObject:
+    """A part of what the schema takes as it comes; raises `InvalidSpecError` where it is no object."""
+    if not isinstance(value, dict):
+        raise InvalidSpecError(field, "must be an object")
+    return value
+
+
 """A part of a core type, passed through as it is."""
 
 

@@ -67,7 +67,7 @@ class ModelStatus(Section):
     """A model or a draft head as preflight found it."""
 
     architecture: Annotated[str, Field(max_length=128)] | None = None
-    """As its config.json names it, such as LlamaForCausalLM; Eagle3DraftHead is a draft head."""
+    """Such as LlamaForCausalLM; Eagle3DraftHead is a draft head."""
     digest: Annotated[str, Field(max_length=71)] | None = None
     """What its files hash to."""
     revision: Annotated[str, Field(max_length=128)] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftline_operator.errors import InvalidSpecError
-from draftline_operator.models.schema import KubernetesObject
+from draftline_operator.models.schema import KubernetesObject, as_object
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _AFFINITY = "spec.podTemplate.affinity"
@@ -16,7 +16,7 @@ _TERMS = f"{_NODE_AFFINITY}.{_REQUIRED}.nodeSelectorTerms"
 def combined_affinity(user: KubernetesObject | None) -> dict[str, Any]:
     """Terms are alternatives, so the own requirement goes into each of them; all else is passed through."""
     affinity = user or {}
-    node_affinity = _object(affinity.get("nodeAffinity", {}), _NODE_AFFINITY)
+    node_affinity = as_object(affinity.get("nodeAffinity", {}), _NODE_AFFINITY)
     terms = _terms(node_affinity[_REQUIRED]) if _REQUIRED in node_affinity else [{}]
     combined = [
         {**term, "matchExpressions": [_own_expression(), *(term.get("matchExpressions") or [])]}
@@ -32,19 +32,13 @@ def _own_expression() -> dict[str, Any]:
 
 def _terms(required: Any) -> list[dict[str, Any]]:
     """An empty term matches no node by itself, but would match all once our requirement is added: refused."""
-    terms = _object(required, _TERMS.rpartition(".")[0]).get("nodeSelectorTerms")
+    terms = as_object(required, _TERMS.rpartition(".")[0]).get("nodeSelectorTerms")
     if not isinstance(terms, list) or not terms:
         raise InvalidSpecError(_TERMS, "must be a list of at least one term")
     for index, term in enumerate(terms):
         field = f"{_TERMS}[{index}]"
-        if not any(_object(term, field).get(key) for key in ("matchExpressions", "matchFields")):
+        if not any(as_object(term, field).get(key) for key in ("matchExpressions", "matchFields")):
             raise InvalidSpecError(field, "must have matchExpressions or matchFields")
         if not isinstance(term.get("matchExpressions") or [], list):
             raise InvalidSpecError(f"{field}.matchExpressions", "must be a list")
     return terms
-
-
-def _object(value: Any, field: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidSpecError(field, "must be an object")
-    return value

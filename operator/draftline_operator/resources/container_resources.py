@@ -7,6 +7,7 @@ from typing import Any
 
 from draftline_operator.errors import InvalidSpecError
 from draftline_operator.models.quantity import canonical_quantity, parse_quantity
+from draftline_operator.models.schema import as_object
 from draftline_operator.models.spec import SpeculativeDeploymentSpec
 
 _FIELD = "spec.podTemplate.resources"
@@ -38,9 +39,7 @@ def _quantities(spec: SpeculativeDeploymentSpec, key: str) -> dict[str, str]:
     given = spec.pod_template.resources or {}
     for unknown in sorted(given.keys() - {"requests", "limits"}):
         raise InvalidSpecError(f"{_FIELD}.{unknown}", "is not supported; set requests and limits")
-    values = given.get(key) or {}
-    if not isinstance(values, dict):
-        raise InvalidSpecError(f"{_FIELD}.{key}", "must be an object")
+    values = as_object(given.get(key) or {}, f"{_FIELD}.{key}")
     return {name: _quantity(spec, f"{_FIELD}.{key}.{name}", name, value) for name, value in values.items()}
 
 

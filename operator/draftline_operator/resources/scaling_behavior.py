@@ -5,8 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-from draftline_operator.errors import InvalidSpecError
 from draftline_operator.models.quantity import canonical_quantity
+from draftline_operator.models.schema import as_object
 from draftline_operator.models.spec import AutoscalingSpec
 
 # The autoscaler's own share of 1 would hold the replicas even without any load.
@@ -17,8 +17,7 @@ def scaling_behavior(autoscaling: AutoscalingSpec, *, has_tolerance: bool) -> di
     """autoscaling/v2 HorizontalPodAutoscalerBehavior; a direction that is given replaces its default."""
     given = autoscaling.behavior or {}
     for direction, rules in given.items():
-        if not isinstance(rules, dict):
-            raise InvalidSpecError(f"spec.autoscaling.behavior.{direction}", "must be an object")
+        as_object(rules, f"spec.autoscaling.behavior.{direction}")
     behavior: dict[str, Any] = {
         "scaleUp": {
             "stabilizationWindowSeconds": 0,

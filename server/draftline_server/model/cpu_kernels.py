@@ -72,11 +72,6 @@ class CpuKernels:
         self._attention.argtypes = [pointer] * 4 + [size] + [pointer] * 5 + [size] * 6 + [real] * 2
         self._attention.restype = None
 
-    @property
-    def rounds_inputs(self) -> bool:
-        """Whether inputs of bfloat16 layers are rounded to bfloat16."""
-        return self._linear_bf16_inputs is not None
-
     def variants(self) -> list[CpuKernels]:
         """The same in all ways that this CPU has, the fastest first and that of AVX2 last; for tests."""
         return [CpuKernels(self._library, bf16) for bf16 in (*_usable_bf16_libraries(self._library), None)]
