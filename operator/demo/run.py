@@ -26,6 +26,7 @@ from support.kube.errors import ClusterFailed, ClusterUnavailable  # noqa: E402
 from support.kube.host import say_on_stderr  # noqa: E402
 from support.kube.images import OPERATOR, SERVER, BuiltImage, ensure_image  # noqa: E402
 from support.kube.local import LocalCluster, local_cluster  # noqa: E402
+from support.serving_operator import image_values  # noqa: E402
 from support.serving_pods import host_torch  # noqa: E402
 
 SYSTEM, NAMESPACE, NAME = "draftline-system", "default", "chat"
@@ -99,17 +100,11 @@ def step(text: str) -> None:
 def install(cluster: LocalCluster, images: Images) -> None:
     """The chart, with the images that were just built."""
     values = {
-        "image": _image_values(images.operator),
-        "serving": {"image": _image_values(images.server), "allowHostPath": True},
+        "image": image_values(images.operator.reference),
+        "serving": {"image": image_values(images.server.reference), "allowHostPath": True},
     }
     command = ("install", "draftline", str(CHART), "--namespace", SYSTEM, "--create-namespace", "--wait")
     print(helm(*command, values=values, kubeconfig=cluster.kubeconfig))
-
-
-def _image_values(image: BuiltImage) -> dict[str, str]:
-    repository, _, tag = image.reference.rpartition(":")
-    registry, _, repository = repository.partition("/")
-    return {"registry": registry, "repository": repository, "tag": tag}
 
 
 def stream_completion(cluster: LocalCluster, server: BuiltImage) -> None:

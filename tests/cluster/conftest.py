@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.kept_logs import kept_logs, recorded_cluster
 from support.kube import provision
 from support.kube.cluster import Cluster
-from support.kube.local import LocalCluster, start_local_cluster
+from support.kube.local import LocalCluster
 
 why_none = pytest.StashKey[str | None]()
-kept_logs = pytest.StashKey[list[Path]]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks are selected
@@ -61,21 +60,13 @@ def starts_clusters(named_cluster: Cluster | None) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(
-    named_cluster: Cluster | None, pytestconfig: pytest.Config, request: pytest.FixtureRequest
-) -> Iterator[Cluster]:
+def cluster(named_cluster: Cluster | None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The cluster that the environment names, or else a local one."""
     if named_cluster is not None:
         yield named_cluster
         return
-    local = start_local_cluster()
-    failed_before = request.session.testsfailed
-    try:
+    with recorded_cluster(request.session) as local:
         yield local
-    finally:
-        if request.session.testsfailed > failed_before:
-            _keep_logs(pytestconfig, local)
-        local.stop()
 
 
 @pytest.fixture(scope="session")
@@ -124,13 +115,6 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     cluster.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace", name, "--timeout=30s")
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=false")
-
-
-def _keep_logs(config: pytest.Config, cluster: LocalCluster) -> None:
-    kept = config.rootpath / ".cache" / "cluster-logs" / cluster.sandbox.name
-    for part in (cluster.logs, cluster.pod_logs):
-        shutil.copytree(part, kept / part.name, symlinks=True, ignore_dangling_symlinks=True)
-    config.stash.setdefault(kept_logs, []).append(kept)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from support.kube.components import INSIDE_SERVER
 from support.kube.local import LocalCluster
 from support.kube.sandbox import NODE_ADDRESS
 from support.release import API_SERVICES, Release, release_of
+from support.waiting import wait_until
 
 PORT = 18443
 VALUES = {"autoscaling": {"provider": "builtin", "metricsApi": {"port": PORT}}}
@@ -44,15 +45,6 @@ SPEC = {
         "behavior": AT_ONCE,
     },
 }
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 20) -> float:
-    """Returns how long it took."""
-    start = time.monotonic()
-    while not holds():
-        assert time.monotonic() - start < seconds, f"does not hold after {seconds} s"
-        time.sleep(0.1)
-    return time.monotonic() - start
 
 
 @dataclass

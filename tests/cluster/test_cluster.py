@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from support.audit_log import read_requests
 from support.kube.cluster import Cluster
 from support.kube.errors import ClusterFailed
 from support.kube.local import LocalCluster
+from support.waiting import wait_until
 
 SERVE = ["python3", "-m", "http.server", "8000"]
 
@@ -26,13 +26,6 @@ def pod(name: str, image: str, command: list[str], **spec: Any) -> dict[str, Any
         "metadata": {"name": name, "labels": {"app": name}},
         "spec": {"containers": [container], "terminationGracePeriodSeconds": 0, **spec},
     }
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 30) -> None:
-    give_up = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < give_up, f"does not hold after {seconds} s"
-        time.sleep(0.2)
 
 
 def test_the_node_is_ready(cluster: Cluster) -> None:
@@ -146,11 +139,7 @@ def test_another_user_may_do_what_rbac_grants_and_the_audit_log_has_it(
     wait_until(lambda: mallory.try_kubectl("get", "pods", "-n", namespace).returncode == 0)
 
     def codes() -> set[int]:
-        events = map(json.loads, local_cluster.audit_log.read_text().splitlines())
-        return {
-            event["responseStatus"]["code"]
-            for event in events
-            if event["user"]["username"] == "mallory" and event["objectRef"]["resource"] == "pods"
-        }
+        requests = read_requests(local_cluster.audit_log, user="mallory")
+        return {request.code for request in requests if request.resource == "pods"}
 
     wait_until(lambda: codes() == {403, 200})

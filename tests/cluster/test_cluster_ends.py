@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from support.kube.control_groups import control_groups_of
 from support.kube.local import LocalCluster
 from support.kube.local import local_cluster as started_cluster
 from support.kube.sandbox import CLUSTERS, INIT_PID, Sandbox
+from support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("starts_clusters")]
 
@@ -51,18 +51,11 @@ def assert_nothing_is_left(name: str, namespaces: dict[str, str]) -> None:
     assert not (CLUSTERS / name).exists()
 
 
-def wait_for_no_process_in(namespaces: dict[str, str]) -> None:
-    give_up = time.monotonic() + 30
-    while processes_in(namespaces):
-        assert time.monotonic() < give_up
-        time.sleep(0.1)
-
-
 @contextmanager
-def persons_cluster() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """One that somebody has started from a shell: the process and the cluster's name."""
+def persons_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Python, as somebody has started it from a shell."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "support.kube", "up", "--control-plane-only"],
+        [sys.executable, *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
         stdout=subprocess.PIPE,
         text=True,
@@ -71,12 +64,20 @@ def persons_cluster() -> Iterator[tuple[subprocess.Popen[str], str]]:
     try:
         assert process.stdout is not None
         with process.stdout:
-            first_line = process.stdout.readline()
-            assert first_line.startswith("The cluster draftline-"), first_line
-            yield process, first_line.split()[2]
+            yield process
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def persons_cluster() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """One that somebody has started from a shell: the process and the cluster's name."""
+    with persons_process("-m", "support.kube", "up", "--control-plane-only") as process:
+        assert process.stdout is not None
+        first_line = process.stdout.readline()
+        assert first_line.startswith("The cluster draftline-"), first_line
+        yield process, first_line.split()[2]
 
 
 def init_of(name: str) -> int:
@@ -116,11 +117,29 @@ def test_what_a_killed_run_left_is_removed_at_the_next_start() -> None:
     with persons_cluster() as (process, name):
         namespaces = namespaces_of(init_of(name))
         process.kill()
-        wait_for_no_process_in(namespaces)  # the kernel sees to that
+        wait_until(lambda: not processes_in(namespaces))  # the kernel sees to that
         assert control_groups_of(name)
         assert (CLUSTERS / name).exists()
         Sandbox().stop()
         assert_nothing_is_left(name, namespaces)
+
+
+def test_a_client_that_has_only_the_network_does_not_outlive_who_started_it() -> None:
+    owner = """
+import subprocess
+from support.kube.sandbox import Sandbox
+sandbox = Sandbox()
+client = subprocess.Popen(sandbox.command("sleep", "600", only_network=True))
+print(sandbox.init_pid, flush=True)
+client.wait()
+"""
+    with persons_process("-c", owner) as process:
+        assert process.stdout is not None
+        namespaces = namespaces_of(process.stdout.readline().strip())
+        wait_until(lambda: "sleep" in processes_in(namespaces))
+        process.kill()
+        wait_until(lambda: not processes_in(namespaces))
+    Sandbox().stop()
 
 
 def test_the_control_plane_alone_survives_the_crash_of_its_api_server() -> None:

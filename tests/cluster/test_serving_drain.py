@@ -30,7 +30,7 @@ WANTED_SECONDS = 30
 """Of a stream while nothing else runs: they only get longer."""
 SAMPLE_TOKENS = 300
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)  # the first one waits for pods and for undisturbed streams as well
 
 
 @dataclass(frozen=True)

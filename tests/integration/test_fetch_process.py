@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from draftline_server.core.digest import MANIFEST_NAME, compute_model_digest, ha
 from draftline_server.fetch.installation import STAGING_NAME
 from support.hub_server import SIGNATURE, HubServer
 from support.model_files import make_files, read_files, wanted_files
+from support.waiting import wait_until
 
 URI = "hf://org/model"
 TOKEN = "hf_secret0123456789"
@@ -75,13 +75,6 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, stdout, stderr
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def log_of(stderr: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stderr.splitlines()]
 
@@ -107,7 +100,7 @@ def test_what_had_come_before_a_kill_is_not_fetched_again(
 ) -> None:
     hub.bytes_per_second = 2_000_000
     process = start()
-    wait_until(lambda: hub.sent_bytes >= LARGE_BYTES)
+    wait_until(lambda: hub.sent_bytes >= LARGE_BYTES, interval=0.01)
     process.send_signal(how)
     assert finish(process)[0] == {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143}[how]
     assert content_of(tmp_path / "model") == {}

@@ -29,6 +29,7 @@ PAIR_DIGEST = f"sha256:{'a' * 64}"
 
 MINIMAL: dict[str, Any] = {"target": {"model": {"uri": "pvc://models/target"}}}
 PAIR: dict[str, Any] = {**MINIMAL, "draft": {"model": {"uri": "pvc://models/draft"}}}
+AUTOSCALED: dict[str, Any] = {**PAIR, "autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
 FULL: dict[str, Any] = {
     "image": "registry.test/draftline-server:2",
     "accelerator": {"resourceName": "nvidia.com/gpu", "memory": "80Gi", "count": 1},

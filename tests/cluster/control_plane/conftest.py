@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from draftline_operator.cluster.client import ClusterClient, load_configuration
+from support.kept_logs import recorded_cluster
 from support.kube.cluster import Cluster
 from support.kube.components import Options
-from support.kube.local import LocalCluster, local_cluster
+from support.kube.local import LocalCluster
 from support.kubelet import Kubelet
 from support.operator_world import World
 from support.operators import Operators
@@ -20,10 +21,10 @@ CRD = Path(__file__).parents[3] / "crds" / "speculativedeployments.yaml"
 
 
 @pytest.fixture(scope="session")
-def control_plane(named_cluster: Cluster | None) -> Iterator[Cluster]:
+def control_plane(named_cluster: Cluster | None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """With the CRD. A named cluster is taken where it has no nodes: here the tests play the kubelet."""
     if named_cluster is None:
-        with local_cluster(Options(node=False)) as started:
+        with recorded_cluster(request.session, Options(node=False)) as started:
             install_crd(started)
             yield started
         return

@@ -6,9 +6,7 @@ from typing import Any
 
 from draftline_operator.models.kinds import DEPLOYMENT, SPECULATIVE_DEPLOYMENT
 from support.operator_world import World
-from support.speculative_deployments import PAIR
-
-AUTOSCALED: dict[str, Any] = {**PAIR, "autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
+from support.speculative_deployments import AUTOSCALED, PAIR
 
 
 async def condition(world: World, kind: str) -> dict[str, Any]:

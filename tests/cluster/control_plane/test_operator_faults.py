@@ -22,9 +22,7 @@ from draftline_operator.models.kinds import (
 from draftline_operator.services.reconcile import reconcile
 from support.kube.local import LocalCluster
 from support.operator_world import NAME, World
-from support.speculative_deployments import PAIR
-
-AUTOSCALED: dict[str, Any] = {**PAIR, "autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
+from support.speculative_deployments import AUTOSCALED, PAIR
 
 
 async def revision(world: World) -> str:

@@ -18,9 +18,7 @@ from draftline_operator.testing import Killed
 from support.made_objects import Made, is_empty, made_objects, split_records
 from support.operator_world import World
 from support.operators import Operators, wait_until_it_leads
-from support.speculative_deployments import PAIR
-
-AUTOSCALED: dict[str, Any] = {**PAIR, "autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
+from support.speculative_deployments import AUTOSCALED, PAIR
 
 Step = Callable[[World], Awaitable[None]]
 Write = tuple[str, str]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from draftline_operator.models.kinds import DEPLOYMENT, LEASE, SERVICE
 from support.kube.local import LocalCluster
+from support.operator_process import OperatorProcess
 from support.operator_world import NAME, World
 from support.operators import LEASE_NAME, Operators, wait_until_it_leads
-from support.speculative_deployments import PAIR
-
-AUTOSCALED: dict[str, Any] = {**PAIR, "autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
+from support.speculative_deployments import AUTOSCALED
 
 pytestmark = pytest.mark.usefixtures("kubelet_runs")
 
@@ -69,11 +67,15 @@ async def test_a_restart_rolls_nothing(world: World, operators: Operators) -> No
     for number in range(3):
         with operators.start(f"again-{number}") as operator:
             await wait_until_it_leads(operator)
-            await asyncio.sleep(3)
+            await world.until(lambda operator=operator: _has_looked_at(len(names), operator), seconds=30)  # type: ignore[misc]
             assert await asyncio.to_thread(operator.writes) == 0
             await asyncio.to_thread(operator.stop)
     after = [(await world.existing(DEPLOYMENT, name))["metadata"] for name in names]
     assert [m["generation"] for m in after] == [m["generation"] for m in before]
+
+
+async def _has_looked_at(number: int, operator: OperatorProcess) -> bool:
+    return await asyncio.to_thread(operator.reconciles) >= number
 
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(120, marks=pytest.mark.slow)])

@@ -9,9 +9,7 @@ import pytest
 from draftline_operator.models.kinds import DEPLOYMENT, POD, SPECULATIVE_DEPLOYMENT
 from draftline_operator.models.observed import Object
 from support.operator_world import NAME, World
-from support.speculative_deployments import PAIR
-
-AUTOSCALED: dict[str, Any] = {**PAIR, "autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
+from support.speculative_deployments import AUTOSCALED, PAIR
 
 
 async def replicas(world: World) -> int:

@@ -12,9 +12,8 @@ from draftline_operator.constants import ADMIN_PORT
 from support.answering_pods import ACCEPTANCE, answering_pods
 from support.operator_world import World
 from support.operators import Operators
-from support.speculative_deployments import PAIR
+from support.speculative_deployments import AUTOSCALED
 
-AUTOSCALED: dict[str, Any] = {**PAIR, "autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
 ON_THE_NODES_DISK: dict[str, Any] = {"target": {"model": {"uri": "file:///models/target"}}}
 """Which is not allowed."""
 NAMES = ("chat", "invalid")

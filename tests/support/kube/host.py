@@ -14,7 +14,13 @@ from support.kube.errors import ClusterUnavailable
 Say = Callable[[str], None]
 
 # Which package has a program, or a file.
-CONTROL_PLANE = {"ip": "iproute2", "mount": "mount", "nsenter": "util-linux", "openssl": "openssl"}
+CONTROL_PLANE = {
+    "ip": "iproute2",
+    "mount": "mount",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "openssl": "openssl",
+}
 NODE = {
     "containerd": "containerd",
     "runc": "runc",

@@ -80,7 +80,7 @@ class LocalCluster(Cluster):
         return self.sandbox.run(*arguments, **options)
 
     def command_inside(self, *arguments: str) -> list[str]:
-        """The command line of a process that is the caller's, but has the node's network."""
+        """The command line of a process with the node's network, and the rest of who starts it."""
         return self.sandbox.command(*arguments, only_network=True)
 
     def kubeconfig_for(self, user: str, groups: Sequence[str] = (), *, inside: bool = False) -> Path:

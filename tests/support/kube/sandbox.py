@@ -183,10 +183,15 @@ def _start_init() -> subprocess.Popen[bytes]:
 
 
 def command_inside(init_pid: int, *arguments: str, only_network: bool = False) -> list[str]:
-    """The command line that runs another one in the namespaces of a process."""
+    """The command line that runs another one in the namespaces of a process.
+
+    With the network alone it would outlive the cluster, and hold its network: so it ends with the thread that
+    starts it, as the rest does with process 1.
+    """
+    bound = ["setpriv", "--pdeathsig", "KILL"] if only_network else []
     namespaces = ["--net"] if only_network else ["--net", "--mount", "--pid"]
     # Not `ip netns exec`, which mounts another /sys, where the kubelet finds no control groups.
-    return ["nsenter", "--target", str(init_pid), *namespaces, "--", *arguments]
+    return [*bound, "nsenter", "--target", str(init_pid), *namespaces, "--", *arguments]
 
 
 def _only_child_of(pid: int) -> int:
