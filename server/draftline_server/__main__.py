@@ -227,7 +227,12 @@ def _add_distill(commands: Any) -> None:
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--prompts", type=Path, metavar="FILE", help="prompts for the target to answer")
     data.add_argument(
-        "--dialogues", type=Path, metavar="FILE", help="texts of the target, from an earlier run"
+        "--dialogues",
+        type=Path,
+        metavar="FILE",
+        nargs="+",
+        default=(),
+        help="texts of the target, from earlier runs",
     )
     for flag, kind, default, text in _DISTILL:
         parser.add_argument(
@@ -349,7 +354,7 @@ def _distill_settings(arguments: argparse.Namespace) -> Any:
         out=out,
         work=arguments.work.resolve() if arguments.work else out.with_name(f"{out.name}.work"),
         prompts=arguments.prompts,
-        dialogues=arguments.dialogues,
+        dialogues=tuple(arguments.dialogues),
         num_dialogues=arguments.num_dialogues,
         max_answer_tokens=arguments.max_answer_tokens,
         layer_ids=layers,

@@ -75,10 +75,15 @@ class BatchOrder:
         batches: list[list[int]] = []
         window = SORTED_BATCHES * self._batch_size
         for start in range(0, len(indices), window):
-            alike = sorted(indices[start : start + window], key=lambda index: self._lengths[index])
-            batches += [alike[i : i + self._batch_size] for i in range(0, len(alike), self._batch_size)]
+            batches += in_batches(indices[start : start + window], self._lengths, self._batch_size)
         source.shuffle(batches)
         return batches
+
+
+def in_batches(indices: Sequence[int], lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Those of similar length together."""
+    alike = sorted(indices, key=lambda index: lengths[index])
+    return [alike[start : start + batch_size] for start in range(0, len(alike), batch_size)]
 
 
 def read_batch(indices: Sequence[int], dialogues: Sequence[Dialogue], features: FeatureReader) -> Batch:

@@ -24,6 +24,9 @@ class Origin:
     num_steps: int
     num_tokens: int
     training_minutes: float
+    best_step: int
+    held_out: tuple[float, ...]
+    """Share of right guesses by unrolled step."""
     machine: str
     command: str
 
@@ -52,7 +55,9 @@ def _head(origin: Origin) -> list[str]:
         f"| draft vocabulary | {origin.draft_vocab_size} tokens, {origin.coverage:.1%} of the answers |",
         f"| unrolled steps | {origin.unrolled_steps} |",
         f"| training | {origin.num_steps} steps, {origin.num_tokens} tokens, "
-        f"{origin.training_minutes:.0f} minutes |",
+        f"{origin.training_minutes:.0f} minutes; the weights are those of step {origin.best_step} |",
+        "| right guesses, held out | "
+        f"{' / '.join(f'{share:.2f}' for share in origin.held_out)} by unrolled step |",
         f"| machine | {origin.machine} |",
         "",
     ]

@@ -67,7 +67,7 @@ class DistillSettings:
     out: Path
     work: Path
     prompts: Path | None
-    dialogues: Path | None
+    dialogues: tuple[Path, ...]
     num_dialogues: int
     max_answer_tokens: int
     layer_ids: tuple[int, ...] | None
@@ -81,7 +81,7 @@ class DistillSettings:
         return {
             "target": digest,
             "prompts": _hash(self.prompts),
-            "dialogues": _hash(self.dialogues),
+            "dialogues": [_hash(path) for path in self.dialogues],
             "num_dialogues": self.num_dialogues,
             "max_answer_tokens": self.max_answer_tokens,
             "layer_ids": list(self.layer_ids) if self.layer_ids else None,
@@ -127,9 +127,9 @@ class _Run:
         token_ids = choose_draft_vocabulary(
             learned, vocab_size=self._target.facts.vocab_size, size=settings.draft_vocab_size
         )
-        files = FeatureFiles(settings.work / "features", learned)
+        files = FeatureFiles(settings.work / "features", [*learned, *held_out])
         self._compute_features(files)
-        head, progress = self._train(files, token_ids)
+        head, progress = self._train(files, token_ids, num_held_out=len(held_out))
         origin = self._origin(learned, token_ids, progress)
         draft = settings.work / "head"
         self._write(draft, head, token_ids, card="")
@@ -158,8 +158,8 @@ class _Run:
 
     def _dialogues(self) -> list[Dialogue]:
         settings, vocab_size = self._settings, self._target.facts.vocab_size
-        if settings.dialogues is not None:
-            found = read_dialogues(settings.dialogues, vocab_size=vocab_size)
+        if settings.dialogues:
+            found = [d for path in settings.dialogues for d in read_dialogues(path, vocab_size=vocab_size)]
         else:
             found = list(self._generate())
         cut = [d.cut(self._max_text_tokens) for d in found]
@@ -255,7 +255,9 @@ class _Run:
                 f"{free / 2**30:.1f} are free"
             )
 
-    def _train(self, files: FeatureFiles, token_ids: Sequence[int]) -> tuple[DraftHead, Progress]:
+    def _train(
+        self, files: FeatureFiles, token_ids: Sequence[int], *, num_held_out: int
+    ) -> tuple[DraftHead, Progress]:
         settings, device = self._settings, self._settings.device
         target: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             settings.target, dtype=self._target.dtype, local_files_only=True
@@ -285,19 +287,20 @@ class _Run:
                 files.dialogues,
                 FeatureReader(files),
                 settings.work / "training.pt",
+                num_held_out=num_held_out,
                 report=lambda progress: _show(bar, progress, settings.training),
             )
         return trainer.head, trainer.progress
 
     def _origin(self, learned: Sequence[Dialogue], token_ids: Sequence[int], progress: Progress) -> Origin:
         settings = self._settings
-        source = settings.dialogues or settings.prompts
+        sources = settings.dialogues or ([settings.prompts] if settings.prompts else [])
         return Origin(
             target_name=settings.target.resolve().name,
             target_digest=self._target.digest.model,
             num_dialogues=len(learned),
             num_answer_tokens=sum(d.num_answer_tokens for d in learned),
-            data=f"answers to {source.name}" if source else "self-made",
+            data=f"answers to {', '.join(path.name for path in sources)}" if sources else "self-made",
             layer_ids=self._layer_ids,
             draft_vocab_size=len(token_ids),
             coverage=coverage(learned, token_ids),
@@ -305,6 +308,8 @@ class _Run:
             num_steps=progress.step,
             num_tokens=progress.num_tokens,
             training_minutes=progress.seconds / 60,
+            best_step=progress.best_step,
+            held_out=tuple(progress.held_out),
             machine=_describe_machine(settings.device),
             command=settings.command,
         )
@@ -347,7 +352,8 @@ def _hash(path: Path | None) -> str | None:
 def _split(dialogues: Sequence[Dialogue]) -> tuple[list[Dialogue], list[Dialogue]]:
     """Those held out, and those to learn from."""
     count = min(MAX_HELD_OUT, max(1, len(dialogues) // 20))
-    return list(dialogues[:count]), list(dialogues[count:])
+    held_out = range(0, len(dialogues), len(dialogues) // count)[:count]  # of every file some
+    return [dialogues[i] for i in held_out], [d for i, d in enumerate(dialogues) if i not in held_out]
 
 
 def _training_dtype(device: torch.device) -> torch.dtype:
@@ -364,5 +370,9 @@ def _describe_machine(device: torch.device) -> str:
 
 def _show(bar: Any, progress: Progress, settings: TrainingSettings) -> None:
     bar.n = round(100 * min(1.0, progress.share(settings)), 1)
-    right = " ".join(f"{share:.2f}" for share in progress.acceptance)
-    bar.set_postfix_str(f"step {progress.step}, loss {progress.loss:.2f}, right {right}")
+    right, held_out = (
+        " ".join(f"{share:.2f}" for share in shares) for shares in (progress.acceptance, progress.held_out)
+    )
+    bar.set_postfix_str(
+        f"step {progress.step}, loss {progress.loss:.2f}, right {right}, held out {held_out or '-'}"
+    )

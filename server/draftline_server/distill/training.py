@@ -2,16 +2,20 @@
 
 The matrices are trained by Muon, the norms by AdamW. The rate falls as the share of the budget that is used
 up rises, be it of steps (then a run that was interrupted ends with the very same weights) or of minutes.
+After each pass over the texts the head is scored on texts held out; the best weights are those that stay,
+since a head that sees its texts too often learns them by heart.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import math
+import operator
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from draftline_server.core.clock import Clock
-from draftline_server.distill.batches import Batch, BatchOrder, read_batch
+from draftline_server.distill.batches import Batch, BatchOrder, in_batches, read_batch
 from draftline_server.distill.dialogues import Dialogue
 from draftline_server.distill.features import FeatureReader
 from draftline_server.distill.losses import StepOutcome, compare
@@ -70,6 +74,10 @@ class Progress:
     acceptance: list[float] = field(default_factory=list)
     """Share of right guesses by unrolled step, of late."""
     loss: float = math.nan
+    held_out: list[float] = field(default_factory=list)
+    """Share of right guesses by unrolled step, of the best weights so far, on texts held out."""
+    best_step: int = 0
+    """When they were the head's."""
 
     def share(self, settings: TrainingSettings) -> float:
         """Of the budget that is used up."""
@@ -118,6 +126,7 @@ class Trainer:
         trained = [p for p in head.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.dim() == 2]
         norms = [p for p in trained if p.dim() != 2]
+        self._best: dict[str, Tensor] = {}
         self._rates = (settings.matrix_rate, settings.norm_rate)
         self._optimizers: tuple[torch.optim.Optimizer, ...] = (
             torch.optim.Muon(
@@ -141,6 +150,23 @@ class Trainer:
         self.progress.num_tokens += int(batch.is_learned.sum())
         self._note(float(loss.detach()), outcome)
 
+    @torch.no_grad()
+    def score(self, batches: Iterable[Batch]) -> list[float]:
+        """Share of right guesses by unrolled step; the weights are kept if none were better."""
+        outcomes = [self._loss(batch.to(self._device), None)[1] for batch in batches]
+        shares = _acceptance(
+            torch.cat([outcome.correct for outcome in outcomes], dim=-1),
+            torch.cat([outcome.valid for outcome in outcomes], dim=-1),
+        )
+        if not self._best or _draft_tokens(shares) > _draft_tokens(self.progress.held_out):
+            self._best = {name: value.clone() for name, value in self.head.state_dict().items()}
+            self.progress.held_out, self.progress.best_step = shares, self.progress.step
+        return shares
+
+    def take_best(self) -> None:
+        """Gives the head the best weights that were scored."""
+        self.head.load_state_dict(self._best)
+
     def _draw_rows(self, is_learned: Tensor) -> Tensor:
         """Those that draft more than one token, of each text as many; a function of seed and step."""
         source = random.Random(f"{self._settings.seed}/rows/{self.progress.step}")
@@ -150,7 +176,7 @@ class Trainer:
         drawn = torch.rand(says_something.shape, generator=generator) * says_something
         return drawn.topk(count, dim=-1).indices
 
-    def _loss(self, batch: Batch, rows: Tensor) -> tuple[Tensor, StepOutcome]:
+    def _loss(self, batch: Batch, rows: Tensor | None) -> tuple[Tensor, StepOutcome]:
         num_steps = self._settings.unrolled_steps
         target = self._teacher.final_states(batch.captured)
         learned = batch.is_learned
@@ -189,7 +215,7 @@ class Trainer:
                 group["lr"] = rate * factor
 
     def _note(self, loss: float, outcome: StepOutcome) -> None:
-        seen = _acceptance(outcome)
+        seen = _acceptance(outcome.correct, outcome.valid)
         known = self.progress.acceptance or seen
         self.progress.acceptance = [0.95 * old + 0.05 * new for old, new in zip(known, seen, strict=True)]
         before = self.progress.loss
@@ -199,6 +225,7 @@ class Trainer:
         """Writes everything that a run goes on from, whole or not at all. Raises `OSError`."""
         state = {
             "head": self.head.state_dict(),
+            "best": self._best,
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "progress": asdict(self.progress),
             "recipe": self._recipe(),
@@ -220,6 +247,7 @@ class Trainer:
             self.head.load_state_dict(state["head"])
             for optimizer, own in zip(self._optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(own)
+            self._best = state["best"]
             self.progress = Progress(**state["progress"])
         except ModelError:
             raise
@@ -247,10 +275,15 @@ def _place(vectors: Tensor, places: Tensor, length: int) -> tuple[Tensor, Tensor
     return spread[:, :length], is_there[:, :length]
 
 
-def _acceptance(outcome: StepOutcome) -> list[float]:
-    right = outcome.correct.sum(dim=-1) / outcome.valid.sum(dim=-1).clamp(min=1)
+def _acceptance(correct: Tensor, valid: Tensor) -> list[float]:
+    right = correct.sum(dim=-1) / valid.sum(dim=-1).clamp(min=1)
     shares: list[float] = right.tolist()
     return shares
+
+
+def _draft_tokens(shares: Sequence[float]) -> float:
+    """How many tokens of a draft would stand, one behind the other."""
+    return sum(itertools.accumulate(shares, operator.mul))
 
 
 def train(
@@ -260,21 +293,32 @@ def train(
     features: FeatureReader,
     checkpoint: Path,
     *,
+    num_held_out: int,
     report: Callable[[Progress], object],
     clock: Clock = time.monotonic,
 ) -> None:
-    """Trains until the budget is used up, from the checkpoint on if there is one."""
+    """Trains until the budget is used up, from the checkpoint on if there is one; leaves the best weights.
+
+    The last `num_held_out` of the dialogues are not learned from: they tell which weights are best.
+    """
     if checkpoint.exists():
         trainer.load(checkpoint)
+    num_learned = len(dialogues) - num_held_out
     lengths = [len(d.token_ids) for d in dialogues]
-    order = BatchOrder(lengths, batch_size=settings.batch_size, seed=settings.seed)
+    order = BatchOrder(lengths[:num_learned], batch_size=settings.batch_size, seed=settings.seed)
+    held_out = in_batches(range(num_learned, len(dialogues)), lengths, settings.batch_size)
     saved_at = clock()
     while trainer.progress.share(settings) < 1.0:
         started = clock()
         trainer.step(read_batch(order.batch(trainer.progress.step), dialogues, features))
         trainer.progress.seconds += clock() - started
+        is_last = trainer.progress.share(settings) >= 1.0
+        if is_last or trainer.progress.step % order.steps_per_epoch == 0:
+            trainer.score(read_batch(indices, dialogues, features) for indices in held_out)
         report(trainer.progress)
-        if clock() - saved_at >= settings.checkpoint_seconds:
+        if is_last or clock() - saved_at >= settings.checkpoint_seconds:
             trainer.save(checkpoint)
             saved_at = clock()
-    trainer.save(checkpoint)
+    if not trainer.progress.held_out:  # the budget was lowered to less than is used up
+        trainer.score(read_batch(indices, dialogues, features) for indices in held_out)
+    trainer.take_best()
