@@ -283,7 +283,7 @@ def _acceptance(correct: Tensor, valid: Tensor) -> list[float]:
 
 def _draft_tokens(shares: Sequence[float]) -> float:
     """How many tokens of a draft would stand, one behind the other."""
-    return sum(itertools.accumulate(shares, operator.mul))
+    return sum(itertools.accumulate(shares, operator.mul), start=0.0)
 
 
 def train(
