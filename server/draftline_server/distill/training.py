@@ -138,9 +138,7 @@ class Trainer:
     def step(self, batch: Batch) -> None:
         """Learns from one batch."""
         self._set_rates()
-        rows = self._draw_rows(batch.is_learned).to(self._device)
-        batch = batch.to(self._device)
-        loss, outcome = self._loss(batch, rows)
+        loss, outcome = self._loss(batch, of=str(self.progress.step))
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_([p for p in self.head.parameters() if p.requires_grad], 1.0)
         for optimizer in self._optimizers:
@@ -153,7 +151,7 @@ class Trainer:
     @torch.no_grad()
     def score(self, batches: Iterable[Batch]) -> list[float]:
         """Share of right guesses by unrolled step; the weights are kept if none were better."""
-        outcomes = [self._loss(batch.to(self._device), None)[1] for batch in batches]
+        outcomes = [self._loss(batch, of="held out")[1] for batch in batches]
         shares = _acceptance(
             torch.cat([outcome.correct for outcome in outcomes], dim=-1),
             torch.cat([outcome.valid for outcome in outcomes], dim=-1),
@@ -167,16 +165,18 @@ class Trainer:
         """Gives the head the best weights that were scored."""
         self.head.load_state_dict(self._best)
 
-    def _draw_rows(self, is_learned: Tensor) -> Tensor:
-        """Those that draft more than one token, of each text as many; a function of seed and step."""
-        source = random.Random(f"{self._settings.seed}/rows/{self.progress.step}")
+    def _draw_rows(self, is_learned: Tensor, *, of: str) -> Tensor:
+        """Those that draft more than one token, of each text as many; a function of the seed and `of`."""
+        source = random.Random(f"{self._settings.seed}/rows/{of}")
         generator = torch.Generator().manual_seed(source.getrandbits(63))
         says_something = is_learned[:, 1:]
         count = max(1, math.ceil(self._settings.kept_rows * int(says_something.sum(dim=-1).max())))
         drawn = torch.rand(says_something.shape, generator=generator) * says_something
         return drawn.topk(count, dim=-1).indices
 
-    def _loss(self, batch: Batch, rows: Tensor | None) -> tuple[Tensor, StepOutcome]:
+    def _loss(self, batch: Batch, *, of: str) -> tuple[Tensor, StepOutcome]:
+        rows = self._draw_rows(batch.is_learned, of=of).to(self._device)
+        batch = batch.to(self._device)
         num_steps = self._settings.unrolled_steps
         target = self._teacher.final_states(batch.captured)
         learned = batch.is_learned
