@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from draftline_server.model.attention import usable_kernels
 from draftline_server.model.draft_head import DraftHead
@@ -24,7 +25,7 @@ class HeadRunner:
         self.vocab_size = vocab_size
         """Of the target."""
         self._head = head
-        self._draft_token_ids = None if draft_token_ids is None else draft_token_ids.to(self.device)
+        self._columns = None if draft_token_ids is None else self._columns_of(draft_token_ids)
         self._kernels = usable_kernels(cache, num_heads=head.config.layer.num_attention_heads)
 
     @torch.inference_mode()
@@ -58,9 +59,15 @@ class HeadRunner:
         """Waits until the device has finished; for timing."""
         wait_for(self.device)
 
+    def _columns_of(self, draft_token_ids: Tensor) -> Tensor:
+        """For each token of the target's vocabulary its column in the draft's, or one behind the last."""
+        count = draft_token_ids.shape[0]
+        columns = torch.full((self.vocab_size,), count, dtype=torch.int32, device=self.device)
+        columns[draft_token_ids.to(self.device)] = torch.arange(count, dtype=torch.int32, device=self.device)
+        return columns
+
     def _spread(self, logits: Tensor) -> Tensor:
-        if self._draft_token_ids is None:
+        if self._columns is None:
             return logits
-        spread = logits.new_full((logits.shape[0], self.vocab_size), float("-inf"))
-        spread[:, self._draft_token_ids] = logits
-        return spread
+        # Gathered, which takes half as long as to scatter.
+        return functional.pad(logits, (0, 1), value=float("-inf")).index_select(1, self._columns)
