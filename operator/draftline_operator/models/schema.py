@@ -96,6 +96,7 @@ Annotations = Annotated[
 ]
 
 KubernetesObject = dict[str, Any]
+"""A part of a core type, passed through as it is."""
 
 
 def as_object(value: Any, field: str) -> KubernetesObject:
@@ -103,9 +104,6 @@ def as_object(value: Any, field: str) -> KubernetesObject:
     if not isinstance(value, dict):
         raise InvalidSpecError(field, "must be an object")
     return value
-
-
-"""A part of a core type, passed through as it is."""
 
 
 def has_text(key: str) -> AfterValidator:

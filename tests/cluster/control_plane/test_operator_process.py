@@ -68,6 +68,7 @@ async def test_a_restart_rolls_nothing(world: World, operators: Operators) -> No
         with operators.start(f"again-{number}") as operator:
             await wait_until_it_leads(operator)
             await world.until(lambda operator=operator: _has_looked_at(len(names), operator), seconds=30)  # type: ignore[misc]
+            await asyncio.sleep(3)  # for what it might do after the first look
             assert await asyncio.to_thread(operator.writes) == 0
             await asyncio.to_thread(operator.stop)
     after = [(await world.existing(DEPLOYMENT, name))["metadata"] for name in names]
