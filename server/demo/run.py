@@ -188,7 +188,9 @@ def measure(stub: inference_pb2_grpc.InferenceStub, prompt: Prompt) -> str:
     speed_on = statistics.median(completion.tokens_per_second for completion in on)
     drafted = sum(completion.summary.speculation.draft_tokens for completion in on)
     accepted = sum(completion.summary.speculation.accepted_tokens for completion in on)
-    acceptance = f"{accepted / drafted:.0%} of {drafted}" if drafted else "nothing drafted"
+    if not accepted:
+        raise DemoError(f"of {drafted} tokens drafted for {prompt.name!r} none stood")
+    acceptance = f"{accepted / drafted:.0%} of {drafted}"
     same = "yes" if {c.token_ids for c in off} == {c.token_ids for c in on} else "no"
     return (
         f"{prompt.name:<10} {speed_off:>9.1f} {speed_on:>9.1f} {speed_on / speed_off:>9.2f}x"

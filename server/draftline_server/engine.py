@@ -85,7 +85,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._outputs: dict[str, RequestOutput] = {}
         self._ended: list[GenerationDelta] = []
-        self._tally = Tally()
+        self._tally = self._new_tally()
         self._num_added = 0
 
     @property
@@ -122,7 +122,10 @@ class Engine:
         # Drafts for a prompt without any sense say nothing of those to come.
         parts.controller.reset()
         parts.scheduler.reset_counts()
-        self._tally = Tally()
+        self._tally = self._new_tally()
+
+    def _new_tally(self) -> Tally:
+        return Tally.of(self._parts.proposers.names, max_draft_tokens=self._parts.controller.limit)
 
     def add_request(self, spec: GenerationRequest) -> None:
         """Queues an admitted request; its id must not be in use."""

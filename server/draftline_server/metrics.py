@@ -1,8 +1,8 @@
 """Prometheus metrics: what the engine counts, read from its snapshot at scrape time, and what calls observe.
 
 Names are fixed by the design: the operator and autoscaling read them. Everything lives in a registry of
-its own. GPU gauges appear where the package `pynvml` is installed and finds a driver; elsewhere they are
-left out without a word, since most machines without them are meant to be without.
+its own. GPU gauges appear where NVML finds a driver; elsewhere they are left out without a word, since most
+machines without one are meant to be without.
 
 Latencies: time per output token is (end to end - time to first token) / (output tokens - 1), per request.
 The inter-token latency is the time between two outputs of a request; with speculation one output may hold

@@ -21,11 +21,20 @@ from support.zoo import DraftKind, ModelZoo
 BLOCK_SIZE = 16
 # Of some, layers with a sliding window of one block.
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
+SOURCES: dict[str, tuple[DraftKind | None, tuple[str, ...]]] = {
+    "ngram": (None, ("ngram",)),
+    "self": ("self", ("draft_model",)),
+    "noised": ("noised", ("draft_model",)),
+    "unrelated": ("unrelated", ("draft_model",)),
+    "chain": ("noised", ("ngram", "draft_model")),
+    "head": ("head", ("draft_model",)),
+}
+EVERY_SOURCE = pytest.mark.parametrize(("draft", "methods"), SOURCES.values(), ids=SOURCES)
 
 
 def engine_of(
     zoo: ModelZoo,
-    draft: DraftKind = "noised",
+    draft: DraftKind | None = "noised",
     family: Family = "llama",
     *,
     num_blocks: int = 256,
@@ -36,7 +45,7 @@ def engine_of(
 ) -> Engine:
     return make_engine(
         zoo.target(family),
-        zoo.draft(draft, family),
+        zoo.draft(draft, family) if draft is not None else None,
         num_blocks=num_blocks,
         max_context_length=max_context_length,
         inference={"prefix_caching": prefix_caching, "max_batched_tokens": max_batched_tokens},
@@ -65,6 +74,27 @@ def test_the_same_prompt_again_is_read_from_the_cache_and_gives_the_same_output(
         # Never the last token: its logits are needed.
         assert second.summary.num_cached_tokens == (length - 1) // BLOCK_SIZE * BLOCK_SIZE
         assert acceptance(first) == acceptance(second) == 1.0
+
+
+@EVERY_SOURCE
+@EVERY_FAMILY
+def test_prompts_that_come_again_get_the_same_output_whoever_drafts(
+    zoo: ModelZoo,
+    reference_of: ReferenceOf,
+    family: Family,
+    draft: DraftKind | None,
+    methods: tuple[str, ...],
+) -> None:
+    engine = engine_of(zoo, draft, family, methods=methods)
+    prompts = mixed_prompts(8, longest=60, seed=5)
+    reference = reference_of(zoo.target(family))
+    expected = [reference.greedy(prompt, 32, ignore_eos=True) for prompt in prompts]
+    for _ in range(2):
+        completions = generate(engine, prompts, max_tokens=32, ignore_eos=True)
+        assert [completion.token_ids for completion in completions] == expected
+    cached = [completion.summary.num_cached_tokens for completion in completions if completion.summary]
+    assert cached == [(len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE for prompt in prompts]
+    assert sum(cached) > 0
 
 
 @EVERY_FAMILY
@@ -178,14 +208,14 @@ def test_switching_prefix_caching_off_changes_only_what_is_cached(zoo: ModelZoo)
 # ---------------------------------------------------------------------------------------- too little memory
 
 
-@pytest.mark.parametrize(
-    ("draft", "methods"),
-    [("self", ("draft_model",)), ("noised", ("ngram", "draft_model")), ("head", ("draft_model",))],
-    ids=["self", "chain", "head"],
-)
+@EVERY_SOURCE
 @EVERY_FAMILY
 def test_preempted_requests_get_the_same_output(
-    zoo: ModelZoo, reference_of: ReferenceOf, family: Family, draft: DraftKind, methods: tuple[str, ...]
+    zoo: ModelZoo,
+    reference_of: ReferenceOf,
+    family: Family,
+    draft: DraftKind | None,
+    methods: tuple[str, ...],
 ) -> None:
     engine = engine_of(zoo, draft, family, num_blocks=20, methods=methods)
     prompts = mixed_prompts(8, longest=60, seed=2)

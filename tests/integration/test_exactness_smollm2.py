@@ -26,9 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtur
 Source = Literal["ngram", "self", "noised", "unrelated", "chain", "head"]
 METHODS: dict[Source, tuple[str, ...]] = {"ngram": ("ngram",), "chain": ("ngram", "draft_model")}
 DRAFT_LENGTHS = (0, 1, 2, 4, 8)
-STREAMS = (1, 8, 32)
-EXTRA_TOKENS = 3
-"""Output has so many tokens more than a draft: the prefill's, a whole draft, the one after it, and one."""
+# New tokens by number of streams: of 32 a whole draft, what comes before and after it, and one more.
+STREAMS = {1: 32, 8: 32, 32: max(DRAFT_LENGTHS) + 3}
 HEAD = (
     Path(__file__).resolve().parents[2]
     / "server"
@@ -36,7 +35,7 @@ HEAD = (
     / "heads"
     / "smollm2-135m-instruct-eagle3"
 )
-NEW_TOKENS = max(DRAFT_LENGTHS) + EXTRA_TOKENS
+NEW_TOKENS = max(STREAMS.values())
 BLOCK_SIZE = 16
 NOISE_SCALE = 0.02
 VOCAB_SIZE = 49_152
@@ -55,7 +54,7 @@ class Workload:
     prompts: list[list[int]]
     expected: list[list[int]]
 
-    def check(self, completions: Sequence[Completion], *, num_tokens: int) -> None:
+    def check(self, completions: Sequence[Completion], *, num_tokens: int = NEW_TOKENS) -> None:
         """Of the first prompts; greedy output of fewer tokens is the beginning of that of more."""
         for index, completion in enumerate(completions):
             assert completion.token_ids == self.expected[index][:num_tokens], f"prompt {index}"
@@ -87,12 +86,15 @@ def drafts(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Sour
     }
 
 
-def engine_of(target: Path, draft: Path | None, source: Source, *, num_blocks: int = 512) -> Engine:
+def engine_of(
+    target: Path, draft: Path | None, source: Source, *, num_blocks: int = 512, prefix_caching: bool = True
+) -> Engine:
     return make_engine(
         target,
         draft,
         num_blocks=num_blocks,
         max_context_length=min(512, num_blocks * BLOCK_SIZE),
+        inference={"prefix_caching": prefix_caching},
         speculation={"methods": METHODS.get(source, ("draft_model",)), "num_speculative_tokens": 8},
     )
 
@@ -101,16 +103,16 @@ def engine_of(target: Path, draft: Path | None, source: Source, *, num_blocks: i
 def test_greedy_output_depends_on_neither_proposer_nor_draft_length_nor_batch(
     smollm2: Path, workload: Workload, drafts: dict[Source, Path | None], source: Source
 ) -> None:
-    engine = engine_of(smollm2, drafts[source], source)
+    engine = engine_of(smollm2, drafts[source], source, prefix_caching=False)
     for draft_length in DRAFT_LENGTHS:
-        for streams in STREAMS:
+        for streams, num_tokens in STREAMS.items():
             completions = generate(
                 engine,
                 workload.prompts[:streams],
-                max_tokens=draft_length + EXTRA_TOKENS,
+                max_tokens=num_tokens,
                 speculation=SpeculationParams(max_draft_tokens=draft_length),
             )
-            workload.check(completions, num_tokens=draft_length + EXTRA_TOKENS)
+            workload.check(completions, num_tokens=num_tokens)
     assert_drafted_as_expected(engine, source)
     assert_idle(engine)
 
@@ -138,7 +140,7 @@ def test_greedy_output_is_the_same_after_preemption(
     engine = engine_of(smollm2, drafts[source], source, num_blocks=13)
     completions = generate(engine, workload.prompts[:8], max_tokens=NEW_TOKENS)
     assert engine.statistics().num_preemptions > 0
-    workload.check(completions, num_tokens=NEW_TOKENS)
+    workload.check(completions)
     if source == "self":
         assert all(acceptance(completion) == 1.0 for completion in completions)
 
@@ -151,7 +153,7 @@ def test_greedy_output_is_the_same_after_prefix_hits(
     prompts = workload.prompts[:8]
     for _ in range(2):
         completions = generate(engine, prompts, max_tokens=NEW_TOKENS)
-        workload.check(completions, num_tokens=NEW_TOKENS)
+        workload.check(completions)
     cached = [completion.summary.num_cached_tokens for completion in completions if completion.summary]
     # Of each prompt all full blocks, but for the last token: its logits are needed.
     assert cached == [(len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE for prompt in prompts]

@@ -20,7 +20,7 @@ from support.workloads import (
 )
 from support.zoo import ModelZoo
 
-# Eight drafts before anything may be judged, eight poor steps in a row, as many for the estimates to fall.
+# Drafts before anything may be judged, poor steps in a row, and as many again for the estimates to fall.
 STEPS_UNTIL_OFF = 4 * STEPS_BEFORE_OFF
 # The longest wait for a probe, and as much again for the shorter ones that follow a success.
 STEPS_UNTIL_ON = 2 * MAX_PROBE_INTERVAL

@@ -74,6 +74,7 @@ async def test_edge_value_is_accepted(serving: RunningServer, name: str, value: 
     usage = response.summary.usage
     assert usage.completion_tokens >= 1
     assert usage.prompt_tokens + usage.completion_tokens <= 512
+    await assert_serves(serving)
 
 
 async def test_missing_max_tokens_means_the_servers_limit(serving: RunningServer) -> None:

@@ -103,7 +103,9 @@ def check(zoo: ModelZoo, source: Source, filters: str, *, seeded: bool, count: i
     observed = draw(engine, count, seeded=seeded, **options)
     assert_all_distributed(observed, expected_joint(zoo, options))
     statistics = engine.statistics()
-    assert sum(statistics.accepted_tokens.values()) < sum(statistics.draft_tokens.values())
+    accepted = sum(statistics.accepted_tokens.values())
+    assert accepted < sum(statistics.draft_tokens.values())
+    assert accepted > 0 or source == "far", "no token came from inside an accepted run"
 
 
 @pytest.mark.parametrize(
@@ -114,6 +116,8 @@ def check(zoo: ModelZoo, source: Source, filters: str, *, seeded: bool, count: i
         ("far", "hot", False),
         ("far", "cold", True),
         ("near", "top-k", False),
+        ("near", "top-p", False),
+        ("near", "min-p", False),
         ("far", "top-p", False),
         ("ngram", "all", False),
         ("head", "none", False),

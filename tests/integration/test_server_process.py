@@ -53,9 +53,11 @@ async def test_process_serves_a_pair_and_drains_on_sigterm(zoo: ModelZoo, tmp_pa
         assert (await running.get("/healthz"))[0] == 200
         await running.wait_for_log("server ready")
         assert await running.get("/readyz") == (200, "ready\n")
+        assert (await running.metrics()).keys() >= METRICS, "before anything was drafted, too"
         await assert_memory_plan_is_logged(running, target, draft)
         await assert_speculation_and_load_change_nothing(running)
         await assert_metrics(running)
+        await assert_requests_are_logged(running)
         await assert_second_server_is_refused(running, target, tmp_path)
         await assert_everything_accepted_finishes(running)
         assert await running.process.wait() == EXIT_DRAINED
@@ -98,6 +100,16 @@ async def assert_metrics(running: ServerProcess) -> None:
     by_position = sum(metrics[name] for name in metrics if name.startswith("draftline_accepted_tokens_per"))
     assert 0 < accepted == by_position
     assert metrics["draftline_kv_blocks_used"] == metrics["draftline_requests_running"] == 0
+
+
+async def assert_requests_are_logged(running: ServerProcess) -> None:
+    line = await running.wait_for_log("request finished")
+    (model_info,) = [name for name in await running.metrics() if name.startswith("draftline_model_info{")]
+    assert len(line["pair_digest"]) >= 8
+    assert line["pair_digest"] in model_info
+    assert line["request_id"]
+    assert 0 <= line["queue_seconds"] <= line["time_to_first_token_seconds"] <= line["duration_seconds"]
+    assert line["accepted_tokens"] <= line["draft_tokens"]
 
 
 async def assert_second_server_is_refused(running: ServerProcess, target: Path, directory: Path) -> None:

@@ -200,7 +200,12 @@ WEIGHT_FAULTS: list[Fault] = [
      f"{TARGET_KEY}…/target/{INDEX}: names 1 missing file: model-00002-of-00003.safetensors"),
     ("two-shards-missing", steps(lambda p: p.shard(3).unlink(), lambda p: p.shard(1).unlink()), ModelError,
      "names 2 missing files: model-00001-of-00003.safetensors, model-00003-of-00003.safetensors"),
-    ("draft-shard-missing", lambda p: (p.draft / INDEX).write_text(
+    ("draft-shard-missing", steps(lambda p: (p.draft / INDEX).write_text(json.dumps({"weight_map": {
+        "model.norm.weight": "model-00001-of-00002.safetensors",
+        "lm_head.weight": "model-00002-of-00002.safetensors"}})),
+        lambda p: (p.draft / WEIGHTS).rename(p.draft / "model-00001-of-00002.safetensors")), ModelError,
+     f"{DRAFT_KEY}…/draft/{INDEX}: names 1 missing file: model-00002-of-00002.safetensors"),
+    ("index-beside-whole-weights", lambda p: (p.draft / INDEX).write_text(
         json.dumps({"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}})), ModelError,
      f"{DRAFT_KEY}…/draft/{INDEX}: {WEIGHTS} is there, too, and not in the index; delete the stale one"),
     ("index-names-an-absent-tensor",
@@ -288,6 +293,11 @@ ARCHITECTURE_FAULTS: list[Fault] = [
     ("batch-dependent-rope",
      lambda p: config_of(p, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
      ModelError, "rope_type dynamic is not supported: it changes with the longest sequence of a batch"),
+    ("batch-dependent-rope-in-long-contexts",
+     lambda p: config_of(p, rope_parameters={
+         "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4,
+         "original_max_position_embeddings": 128}),
+     ModelError, "rope_type longrope is not supported: it changes with the longest sequence of a batch"),
 ]
 
 PAIR_FAULTS: list[Fault] = [

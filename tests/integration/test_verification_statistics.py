@@ -147,8 +147,9 @@ def test_two_tokens_follow_the_targets_joint_distribution_under_all_filters(rule
     [
         *(("rejection", "near", filters) for filters in FILTERS),
         *(("rejection", "far", filters) for filters in ("none", "top-k", "all")),
-        *(("coupled match", distance, "all") for distance in ("near", "far")),
-        *(("one-hot match", "near", filters) for filters in ("none", "all")),
+        *(("coupled match", "near", filters) for filters in FILTERS),
+        ("coupled match", "far", "all"),
+        *(("one-hot match", "near", filters) for filters in FILTERS),
     ],
 )
 def test_two_tokens_of_200_000_draws_follow_the_targets_joint_distribution(

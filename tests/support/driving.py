@@ -46,7 +46,6 @@ class Session:
         completion = self.completions[delta.request_id]
         assert completion.summary is None, "a delta after the final one"
         assert completion.error is None, "a delta after the final one"
-        completion.text += delta.text
         completion.chunks.append(delta.text)
         completion.token_ids.extend(delta.token_ids)
         completion.logprobs.extend(delta.logprobs)

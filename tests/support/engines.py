@@ -32,12 +32,15 @@ CPU = torch.device("cpu")
 class Completion:
     """Everything that an engine said about one request."""
 
-    text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     chunks: list[str] = field(default_factory=list)
     summary: GenerationSummary | None = None
     error: RequestError | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.chunks)
 
 
 def make_engine(
@@ -128,7 +131,6 @@ def drain(engine: Engine, *, max_steps: int = 20_000) -> dict[str, Completion]:
             completion = completions.setdefault(delta.request_id, Completion())
             assert completion.summary is None, "a delta after the final one"
             assert completion.error is None, "a delta after the final one"
-            completion.text += delta.text
             completion.chunks.append(delta.text)
             completion.token_ids.extend(delta.token_ids)
             completion.logprobs.extend(delta.logprobs)

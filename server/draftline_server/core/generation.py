@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Self
 
 from draftline_server.core.sampling_params import SamplingParams, SpeculationParams
 from draftline_server.errors import RequestError
@@ -52,6 +53,11 @@ class SpeculationStats:
     accepted_tokens: int = 0
     accepted_tokens_per_position: list[int] = field(default_factory=list)
     decode_steps: int = 0
+
+    @classmethod
+    def of_positions(cls, number: int) -> Self:
+        """Nothing counted yet, with a count for each of so many positions."""
+        return cls(accepted_tokens_per_position=[0] * number)
 
     def record(self, *, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Adds one verified draft."""

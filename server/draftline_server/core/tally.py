@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
 
 from draftline_server.core.generation import SpeculationStats
 
@@ -12,6 +13,8 @@ from draftline_server.core.generation import SpeculationStats
 class Tally:
     """Cumulative counts, and the sizes of the last step."""
 
+    by_proposer: dict[str, SpeculationStats]
+    """Of each proposer that there is, from the start on: one that appears later hides its first rise."""
     num_steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -20,6 +23,8 @@ class Tally:
     last_batch_size: int = 0
     last_batch_tokens: int = 0
     last_draft_length: float = 0.0
-    by_proposer: defaultdict[str, SpeculationStats] = field(
-        default_factory=lambda: defaultdict(SpeculationStats)
-    )
+
+    @classmethod
+    def of(cls, proposers: Iterable[str], *, max_draft_tokens: int) -> Self:
+        """Nothing counted yet; drafts have at most so many positions."""
+        return cls({name: SpeculationStats.of_positions(max_draft_tokens) for name in proposers})

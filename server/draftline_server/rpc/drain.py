@@ -9,8 +9,8 @@
 
 Why it waits for connections to age: gRPC for Python sends a GOAWAY of its own only when the server stops,
 and then cancels (CANCELLED, which clients do not retry) each call that was sent before its client saw the
-GOAWAY. Measured with 16 busy clients and 8 replicas replaced: 38 of 6,357 calls failed; none did of 7,939
-when the connections had ended by age before. A client that ends up nowhere else is served until then.
+GOAWAY. Measured with 16 busy clients and 8 replicas replaced: 38 of 6,357 calls failed; none did when the
+connections had ended by age before. A client that ends up nowhere else is served until then.
 Without calls in the last second of the lame duck there is nothing to wait for.
 
 So the whole takes at most max(lame_duck_seconds, 1.1 max_connection_age_seconds + 1) +

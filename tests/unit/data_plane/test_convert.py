@@ -47,6 +47,10 @@ def test_unset_fields_have_the_defaults_of_the_domain() -> None:
     assert (call.request_id, call.priority, call.prompt) == ("id", 0, TextInput("x"))
 
 
+def test_priority_arrives() -> None:
+    assert convert.call_from_pb(pb.GenerateRequest(text="x", priority=-3), "id").priority == -3
+
+
 def test_every_sampling_field_arrives() -> None:
     assert {field.name for field in fields(SamplingParams)} == set(EVERY_FIELD)
     assert set(pb.SamplingParams.DESCRIPTOR.fields_by_name) == set(EVERY_FIELD)
