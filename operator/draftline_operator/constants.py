@@ -22,6 +22,8 @@ SERVING: Final = "server"
 PREFLIGHT: Final = "preflight"
 
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+# Of all that the operator makes, and of pods that its templates make: what it watches.
+OUR_LABELS: Final = {NAME_LABEL: APP_NAME, MANAGED_BY_LABEL: FIELD_MANAGER}
 PART_OF_LABEL: Final = "app.kubernetes.io/part-of"
 # The pair that a pod serves, as a hash of what it is made of; the seam for canaries.
 REVISION_LABEL: Final = f"{GROUP}/revision"

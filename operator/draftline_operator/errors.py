@@ -7,6 +7,8 @@ OperatorError
 ├── RejectedError          the API server refuses an object as it is written
 └── ClusterError           the API server cannot be reached or refuses for now; worth a retry
     └── ConflictError        somebody else has changed the object in the meantime
+
+NotFromMemoryError         no fault: what is to be done is decided on what the API server says now
 """
 
 from __future__ import annotations
@@ -55,3 +57,7 @@ class NotLeadingError(ClusterError):
 
 class ConflictError(ClusterError):
     """The object was changed by somebody else since it was read."""
+
+
+class NotFromMemoryError(Exception):
+    """There is something to be done, and nothing is done by what is remembered."""

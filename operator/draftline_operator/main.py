@@ -26,8 +26,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftline_operator.cluster.client import REQUEST_TIMEOUT_SECONDS, ClusterClient, load_configuration
+from draftline_operator.cluster.interface import Cluster
+from draftline_operator.cluster.memory import ObjectMemory
 from draftline_operator.cluster.pods import PodScraper
+from draftline_operator.cluster.remembering import RememberedCluster, RememberingCluster
 from draftline_operator.errors import OperatorError
+from draftline_operator.handlers.registry import watched_kinds
 from draftline_operator.handlers.watch import watch
 from draftline_operator.log import configure_logging, log_event
 from draftline_operator.metrics import OperatorMetrics
@@ -177,18 +181,23 @@ class Operator:
         self.metrics.is_leader.set(1)
         settings, namespaces = self.settings, self.settings.watch_namespaces
         is_leader = self.leadership.is_leader
-        cluster = FencedCluster(self.cluster.fenced(is_leader), is_leader, self.metrics)
+        optional_kinds = self.capabilities.optional_kinds()
+        memory = ObjectMemory(watched_kinds(optional_kinds))
+        fenced = FencedCluster(self.cluster.fenced(is_leader), is_leader, self.metrics)
+        cluster = RememberingCluster(fenced, memory)
+        reconciler = self._reconciler(cluster, RememberedCluster(cluster, memory))
         stop_watching = asyncio.Event()
         leading: list[Coroutine[Any, Any, Any]] = [
             self.leadership.hold(),
-            work(self.queue, self._reconciler(cluster), self.metrics, tasks=settings.concurrency),
-            resync(cluster, self.queue, namespaces, interval=settings.resync_seconds),
+            work(self.queue, reconciler, self.metrics, tasks=settings.concurrency),
+            resync(cluster, self.queue, memory, namespaces, interval=settings.resync_seconds),
             write_figures(cluster, self.loads, namespaces, interval=settings.figures_seconds),
             self.capabilities.follow(settings.resync_seconds),
             watch(
                 self.queue,
+                memory,
                 namespaces=namespaces,
-                optional_kinds=self.capabilities.optional_kinds(),
+                optional_kinds=optional_kinds,
                 credentials=self.cluster.credentials,
                 stop=stop_watching,
             ),
@@ -212,9 +221,10 @@ class Operator:
                 log_event(_logger, logging.WARNING, "cluster was not reached", error=str(error))
                 await asyncio.sleep(_STARTUP_RETRY_SECONDS)
 
-    def _reconciler(self, cluster: FencedCluster) -> Any:
+    def _reconciler(self, cluster: Cluster, remembered: Cluster) -> Any:
         surroundings = Surroundings(
             cluster=cluster,
+            remembered=remembered,
             loads=self.loads,
             settings=self.capabilities.render_settings,
             optional_kinds=self.capabilities.optional_kinds,

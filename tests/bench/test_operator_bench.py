@@ -19,7 +19,7 @@ def wrote(resource: str, name: str, *, at: float, verb: str = "patch", code: int
 
 
 def phase(delays: dict[str, float | None], preflights: int) -> Phase:
-    return Phase("all changed", 1.0, 1.0, 1.0, 1, 1, 0, delays, preflights)
+    return Phase("all changed", 1.0, 1.0, 2.0, 1.0, 1, 1, 0, delays, preflights)
 
 
 def test_a_delay_ends_with_the_last_child_that_was_made_or_changed() -> None:

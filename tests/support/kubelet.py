@@ -61,7 +61,7 @@ class Kubelet:
 
     async def step(self) -> bool:
         """Whether anything was to be done."""
-        pods = await self.client.list(POD, self.namespace)
+        pods = await self._pods()
         changes = [(pod, self._status(pod)) for pod in pods if not is_terminating(pod)]
         due = [(pod, status) for pod, status in changes if status is not None]
         for pod, status in due:
@@ -81,6 +81,9 @@ class Kubelet:
             with contextlib.suppress(ClusterError):  # while the API server is away, or the namespace gone
                 await self.step()
             await asyncio.sleep(0.1)
+
+    async def _pods(self) -> list[Object]:
+        return await self.client.list(POD, self.namespace)
 
     def _status(self, pod: Object) -> dict[str, Any] | None:
         if self.only_on_nodes and "nodeName" not in pod["spec"]:

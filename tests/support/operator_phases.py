@@ -32,6 +32,8 @@ class Phase:
     name: str
     seconds: float
     cpu_seconds: float
+    machine_seconds: float
+    """CPU time of all processes together."""
     resident_mib: float
     reconciles: int
     requests: int
@@ -84,8 +86,8 @@ def faults_of(phases: Sequence[Phase]) -> list[str]:
 def render(phases: Sequence[Phase]) -> str:
     """As a markdown document."""
     head = (
-        "| | p50 | p95 | max | wall | CPU | memory | reconciles | API requests per reconcile |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| | p50 | p95 | max | wall | CPU | CPU of all | memory | reconciles | API requests per reconcile |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     )
     return "\n".join([*head, *map(_row, phases)])
 
@@ -102,6 +104,7 @@ def _row(phase: Phase) -> str:
         *shown,
         f"{phase.seconds:.0f} s",
         f"{phase.cpu_seconds:.1f} s",
+        f"{phase.machine_seconds:.1f} s",
         f"{phase.resident_mib:.0f} MiB",
         str(phase.reconciles),
         per_reconcile,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftline_operator.models.kinds import LEASE
-from support.audit_log import Request, read_writes
+from support.audit_log import Request, read_requests, read_writes
 from support.kube.local import LocalCluster
 from support.operator_process import OperatorProcess, running_operator
 from support.operator_world import World
@@ -32,6 +32,11 @@ class Operators:
     def writes(self, name: str = "operator") -> list[Request]:
         """What it has written until now, its Lease aside."""
         return read_writes(self.cluster.audit_log, self._user(name))
+
+    def reads(self, name: str = "operator") -> list[Request]:
+        """What it has asked for until now; a watch is none, and neither is its Lease."""
+        requests = read_requests(self.cluster.audit_log, user=self._user(name))
+        return [r for r in requests if r.verb in ("get", "list") and r.resource != "leases"]
 
     async def leader(self, *names: str) -> str:
         """Which of these leads, once one of them does."""

@@ -1,4 +1,4 @@
-"""Whatever happens to a resource or to a child of it puts the resource into the queue, and does nothing else.
+"""Whatever happens to a resource or to a child of it is remembered, and puts the resource into the queue.
 
 Only raw events are handled: kopf then writes nothing of its own, neither annotations nor a finalizer.
 """
@@ -12,13 +12,8 @@ from typing import Any, Final
 import kopf
 
 from draftline_operator.cluster.client import Credentials
-from draftline_operator.constants import (
-    APP_NAME,
-    FIELD_MANAGER,
-    INSTANCE_LABEL,
-    MANAGED_BY_LABEL,
-    NAME_LABEL,
-)
+from draftline_operator.cluster.memory import ObjectMemory
+from draftline_operator.constants import INSTANCE_LABEL
 from draftline_operator.models.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -46,21 +41,28 @@ CHILDREN: Final = (
     POD_DISRUPTION_BUDGET,
     NETWORK_POLICY,
 )
-OUR_LABELS: Final = f"{NAME_LABEL}={APP_NAME},{MANAGED_BY_LABEL}={FIELD_MANAGER}"
 _CREDENTIALS_LAST: Final = datetime.timedelta(minutes=5)
 
 
 def build_registry(
-    queue: WorkQueue, optional_kinds: Iterable[Kind], credentials: Callable[[], Awaitable[Credentials]]
+    queue: WorkQueue,
+    memory: ObjectMemory,
+    optional_kinds: Iterable[Kind],
+    credentials: Callable[[], Awaitable[Credentials]],
 ) -> kopf.OperatorRegistry:
     """`optional_kinds` have to be installed, or kopf complains about them."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(_login(credentials))
-    news = _News()
-    kopf.on.event(*_address(SPECULATIVE_DEPLOYMENT), registry=registry)(_on_resource(queue, news))
+    news = News(memory)
+    kopf.on.event(*_address(SPECULATIVE_DEPLOYMENT), registry=registry)(on_resource(queue, news))
     for kind in (*CHILDREN, *optional_kinds):
-        kopf.on.event(*_address(kind), registry=registry)(_on_child(queue, news))
+        kopf.on.event(*_address(kind), registry=registry)(on_child(queue, news, kind))
     return registry
+
+
+def watched_kinds(optional_kinds: Iterable[Kind]) -> list[Kind]:
+    """All of which the memory is told."""
+    return [SPECULATIVE_DEPLOYMENT, *CHILDREN, *optional_kinds]
 
 
 def watched_children(optional_kinds: Iterable[Kind]) -> list[tuple[str, str, str]]:
@@ -68,15 +70,19 @@ def watched_children(optional_kinds: Iterable[Kind]) -> list[tuple[str, str, str
     return [_address(kind) for kind in (*CHILDREN, *optional_kinds)]
 
 
-class _News:
-    """Tells events that matter from those that only say how an object fares."""
+class News:
+    """Remembers all, and tells events that matter from those that only say how an object fares."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: ObjectMemory) -> None:
+        self._memory = memory
         self._seen: dict[str, str] = {}
 
-    def is_news(self, event: kopf.RawEvent) -> bool:
+    def is_news(self, kind: Kind, event: kopf.RawEvent) -> bool:
         body: Any = event["object"]
         uid = body["metadata"]["uid"]
+        if event["type"] is None and uid in self._seen:  # listed anew: what was missed is not told
+            self._memory.forget()
+        self._memory.saw(kind, event["type"], body)
         if event["type"] == "DELETED":
             self._seen.pop(uid, None)
             return True
@@ -87,17 +93,17 @@ class _News:
         return True
 
 
-def _on_resource(queue: WorkQueue, news: _News) -> Callable[..., Awaitable[None]]:
+def on_resource(queue: WorkQueue, news: News) -> Callable[..., Awaitable[None]]:
     async def resource(event: kopf.RawEvent, namespace: str, name: str, **_: Any) -> None:
-        if news.is_news(event):
+        if news.is_news(SPECULATIVE_DEPLOYMENT, event):
             queue.add((namespace, name))
 
     return resource
 
 
-def _on_child(queue: WorkQueue, news: _News) -> Callable[..., Awaitable[None]]:
+def on_child(queue: WorkQueue, news: News, kind: Kind) -> Callable[..., Awaitable[None]]:
     async def child(event: kopf.RawEvent, namespace: str, labels: kopf.Labels, **_: Any) -> None:
-        if not news.is_news(event):
+        if not news.is_news(kind, event):
             return
         if INSTANCE_LABEL in labels:
             queue.add((namespace, labels[INSTANCE_LABEL]))

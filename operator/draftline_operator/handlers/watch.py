@@ -10,8 +10,9 @@ from typing import Any, cast
 import kopf
 
 from draftline_operator.cluster.client import Credentials
-from draftline_operator.constants import FIELD_MANAGER
-from draftline_operator.handlers.registry import OUR_LABELS, build_registry, watched_children
+from draftline_operator.cluster.memory import ObjectMemory
+from draftline_operator.constants import FIELD_MANAGER, OUR_LABELS
+from draftline_operator.handlers.registry import build_registry, watched_children
 from draftline_operator.models.kinds import Kind
 from draftline_operator.services.worker import WorkQueue
 
@@ -20,6 +21,7 @@ _FIRST_WAITS, _LAST_WAIT = (1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0), 21.0
 
 async def watch(
     queue: WorkQueue,
+    memory: ObjectMemory,
     *,
     namespaces: Sequence[str],
     optional_kinds: Collection[Kind],
@@ -28,7 +30,7 @@ async def watch(
 ) -> None:
     """Until `stop` is set, or the process is told to end: kopf listens to signals, too."""
     await kopf.operator(
-        registry=build_registry(queue, optional_kinds, credentials),
+        registry=build_registry(queue, memory, optional_kinds, credentials),
         settings=kopf_settings(optional_kinds),
         # For peers, of which there are none; left out, kopf asks for the user's name: a pod's user has none.
         identity=cast(Any, FIELD_MANAGER),
@@ -50,8 +52,9 @@ def kopf_settings(optional_kinds: Collection[Kind]) -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = _Backoffs()
     settings.process.ultimate_exiting_timeout = 20
+    labels = ",".join(f"{key}={value}" for key, value in OUR_LABELS.items())
     for address in watched_children(optional_kinds):
-        settings.watching.label_selectors[address] = OUR_LABELS
+        settings.watching.label_selectors[address] = labels
     return settings
 
 

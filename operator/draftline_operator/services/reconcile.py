@@ -1,13 +1,15 @@
 """One reconcile: read the cluster, decide, write what differs, tell it in the status.
 
-Level-based: the same for a new resource, a changed one, an event of a child and the periodic look; it
-remembers nothing but what the API server holds, so it may be stopped after any write and started again from
-the top.
+Level-based: the same for a new resource, a changed one, an event of a child and the periodic look. All state
+is what the API server holds, so it may be stopped after any write and started again from the top. Most looks
+find nothing to do; these need not ask for what is remembered. As soon as something is to be done, the look
+begins anew with what the API server says.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -30,6 +32,7 @@ from draftline_operator.errors import (
     ForbiddenError,
     InvalidSpecError,
     NameConflictError,
+    NotFromMemoryError,
     OperatorError,
     RejectedError,
 )
@@ -83,6 +86,8 @@ class Surroundings:
     """What a reconcile needs beside the resource."""
 
     cluster: Cluster
+    remembered: Cluster | None = None
+    """The same as far as it is remembered: raises `NotFromMemoryError` where something is to be written."""
     loads: Loads
     settings: Callable[[], RenderSettings]
     """Asked each time: what the cluster offers may change."""
@@ -104,19 +109,26 @@ class Outcome:
 
 async def reconcile(namespace: str, name: str, surroundings: Surroundings) -> Outcome:
     """Raises `ClusterError` where a retry may help; whatever else stands in the way is told in the status."""
-    body = await surroundings.cluster.get(SPECULATIVE_DEPLOYMENT, namespace, name)
+    if surroundings.remembered is not None:
+        with contextlib.suppress(NotFromMemoryError):
+            return await _look(namespace, name, surroundings, surroundings.remembered)
+    return await _look(namespace, name, surroundings, surroundings.cluster)
+
+
+async def _look(namespace: str, name: str, surroundings: Surroundings, cluster: Cluster) -> Outcome:
+    body = await cluster.get(SPECULATIVE_DEPLOYMENT, namespace, name)
     if body is None or is_terminating(body):
         return Outcome(is_gone=True)
-    return await _Reconcile(body, surroundings).run()
+    return await _Reconcile(body, surroundings, cluster).run()
 
 
 class _Reconcile:
     """The state of one pass."""
 
-    def __init__(self, body: Object, surroundings: Surroundings) -> None:
+    def __init__(self, body: Object, surroundings: Surroundings, cluster: Cluster) -> None:
         self._body = body
         self._around = surroundings
-        self._cluster = surroundings.cluster
+        self._cluster = cluster
         self._settings = surroundings.settings()
         self._namespace: str = body["metadata"]["namespace"]
         self._name: str = body["metadata"]["name"]
@@ -130,6 +142,8 @@ class _Reconcile:
         self._requeue_after: float | None = None
 
     async def run(self) -> Outcome:
+        if self._observed.status.get("observedGeneration") != self._body["metadata"]["generation"]:
+            self._leave_memory()  # a new spec: there will be something to write
         try:
             kinds = self._around.optional_kinds()
             self._observed = await observe(self._cluster, self._body, optional_kinds=kinds)
@@ -141,6 +155,8 @@ class _Reconcile:
             self._look_again(seconds)
         finally:
             self._around.claims.release(self._namespace, self._name)
+        if self._problem is not None:
+            self._leave_memory()
         await self._tell()
         return Outcome(self._requeue_after)
 
@@ -184,6 +200,7 @@ class _Reconcile:
         record = await find_record(self._cluster, self._namespace, key)
         gate = await self._judge(key, record)
         if gate.state == "missing":
+            self._leave_memory()
             if self._around.claims.take(self._namespace, key, self._name):
                 # Its last holder may have made one since the Jobs were listed, or deleted it again: but not
                 # before the verdict was recorded, so that is looked for last.
@@ -265,6 +282,11 @@ class _Reconcile:
                 )
         return check_names(keys, self._observed)
 
+    def _leave_memory(self) -> None:
+        """For a look that takes nothing from it, where this one did."""
+        if self._cluster is self._around.remembered:
+            raise NotFromMemoryError
+
     def _live_replicas(self) -> int | None:
         live = self._observed.deployment
         return int(live["spec"].get("replicas", 1)) if live is not None else None
@@ -289,6 +311,7 @@ class _Reconcile:
         live = self._observed.deployment
         if live is None or self._wanted is None or self._live_replicas() == self._wanted:
             return
+        self._leave_memory()
         scaled = await scale(
             self._cluster,
             live,
@@ -368,6 +391,7 @@ class _Reconcile:
                 subresource="status",
             )
         except ConflictError:
+            self._leave_memory()
             self._look_again(0.0)
 
     def _look_again(self, seconds: float | None) -> None:

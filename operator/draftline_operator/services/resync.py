@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from draftline_operator.cluster.interface import Cluster
+from draftline_operator.cluster.memory import ObjectMemory
 from draftline_operator.errors import OperatorError
 from draftline_operator.log import log_event
 from draftline_operator.models.kinds import SPECULATIVE_DEPLOYMENT
@@ -29,16 +30,24 @@ def key_of(metadata: dict[str, str]) -> Key:
     return metadata["namespace"], metadata["name"]
 
 
-async def resync(cluster: Cluster, queue: WorkQueue, namespaces: Sequence[str], *, interval: float) -> None:
-    """Puts all resources into the queue again and again, until it is cancelled: first at once."""
+async def resync(
+    cluster: Cluster, queue: WorkQueue, memory: ObjectMemory, namespaces: Sequence[str], *, interval: float
+) -> None:
+    """Puts all resources into the queue again and again, until it is cancelled: first at once.
+
+    What is remembered is forgotten before, so that each of them is seen as it is.
+    """
     async with asyncio.TaskGroup() as group:
         for scope in scopes(namespaces):
-            group.create_task(_resync(cluster, queue, scope, interval=interval))
+            group.create_task(_resync(cluster, queue, memory, scope, interval=interval))
 
 
-async def _resync(cluster: Cluster, queue: WorkQueue, scope: str | None, *, interval: float) -> None:
+async def _resync(
+    cluster: Cluster, queue: WorkQueue, memory: ObjectMemory, scope: str | None, *, interval: float
+) -> None:
     spread, wait = 0.0, _FIRST_RETRY_SECONDS
     while True:
+        memory.forget(scope)
         try:
             bodies = await cluster.list(SPECULATIVE_DEPLOYMENT, scope)
         except OperatorError as error:

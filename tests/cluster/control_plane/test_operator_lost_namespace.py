@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from draftline_operator.cluster.client import ClusterClient, load_configuration
+from draftline_operator.cluster.memory import ObjectMemory
 from draftline_operator.handlers import watch as module
+from draftline_operator.handlers.registry import watched_kinds
 from draftline_operator.handlers.watch import watch
 from draftline_operator.services.worker import WorkQueue
 from support.kube.local import LocalCluster
@@ -111,6 +113,7 @@ async def test_a_namespace_is_watched_as_soon_as_the_role_in_it_is_back(
         task = asyncio.create_task(
             watch(
                 queue,
+                ObjectMemory(watched_kinds(())),
                 namespaces=(twin.namespace, world.namespace),
                 optional_kinds=(),
                 credentials=limited.credentials,

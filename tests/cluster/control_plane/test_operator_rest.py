@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from draftline_operator.constants import ADMIN_PORT
+from draftline_operator.models.kinds import SERVICE
 from support.answering_pods import ACCEPTANCE, answering_pods
-from support.operator_world import World
+from support.operator_world import NAME, World
 from support.operators import Operators
 from support.speculative_deployments import AUTOSCALED
 
@@ -66,3 +67,27 @@ async def test_at_rest_nothing_is_written(
             assert await asyncio.to_thread(operator.reconciles) >= looks + 2 * len(NAMES)
     assert statuses[0]["queueDepth"] == 0
     assert [c["reason"] for c in statuses[1]["conditions"] if c["type"] == "Ready"] == ["InvalidSpec"]
+
+
+async def test_a_look_that_finds_nothing_to_do_asks_only_for_what_no_watch_tells(
+    world: World, operators: Operators
+) -> None:
+    """Which is who else scales its pods. Pods are listed to be scraped, resources for their figures."""
+    async with world.kubelet.running():
+        with operators.start() as operator:
+            await world.create(AUTOSCALED)
+            await world.until(world.is_ready, seconds=30)
+            await world.until(lambda: misses_its_metric(world), seconds=60)
+            await asyncio.sleep(2)
+            reads, looks = operators.reads(), await asyncio.to_thread(operator.reconciles)
+
+            async def has_looked() -> bool:
+                return await asyncio.to_thread(operator.reconciles) > looks
+
+            note = {"metadata": {"annotations": {"example.com/note": "of no concern"}}}
+            await world.client.patch(SERVICE, world.namespace, NAME, note)
+            await world.until(has_looked, seconds=10)
+            await asyncio.sleep(1)
+            asked = {str(read) for read in operators.reads()[len(reads) :]}
+    elsewhere = {"list pods ", "list speculativedeployments "}
+    assert asked - elsewhere == {"list horizontalpodautoscalers "}

@@ -11,17 +11,24 @@ import pytest
 
 from draftline_operator.cluster.forwarding import ForwardingCluster
 from draftline_operator.cluster.interface import Cluster
+from draftline_operator.cluster.memory import ObjectMemory
+from draftline_operator.cluster.remembering import RememberedCluster, RememberingCluster
 from draftline_operator.constants import (
     API_VERSION,
     COMPONENT_LABEL,
+    FIELD_MANAGER,
     INSTANCE_LABEL,
     KIND,
+    MANAGED_BY_LABEL,
     NAME_LABEL,
+    OUR_LABELS,
     PREFLIGHT,
     REVISION_LABEL,
 )
 from draftline_operator.errors import ForbiddenError, RejectedError
-from draftline_operator.models.kinds import JOB, Kind
+from draftline_operator.handlers.registry import watched_kinds
+from draftline_operator.models.kinds import JOB, Kind, kind_of
+from draftline_operator.models.names import pair_record_name
 from draftline_operator.models.observed import Object
 from draftline_operator.models.resource import Manifest
 from draftline_operator.planning.gate import PATIENCE_SECONDS
@@ -29,7 +36,17 @@ from draftline_operator.resources.pair import pair_key
 from draftline_operator.services.pair_records import PairClaims
 from draftline_operator.services.reconcile import Outcome, Surroundings, reconcile
 from support.object_store import ObjectStore
-from support.observations import NAME, NOW, UID, deployment, preflight_job, preflight_pod, serving_pod
+from support.observations import (
+    NAME,
+    NOW,
+    UID,
+    deployment,
+    foreign,
+    owned,
+    preflight_job,
+    preflight_pod,
+    serving_pod,
+)
 from support.speculative_deployments import PAIR, SETTINGS, changed, resource
 
 NAMESPACE = "models"
@@ -102,11 +119,13 @@ async def look(
     cluster: Cluster,
     name: str = NAME,
     *,
+    remembered: Cluster | None = None,
     claims: PairClaims | None = None,
     sleep: Callable[[float], Awaitable[None]] = no_time_passes,
 ) -> Outcome:
     surroundings = Surroundings(
         cluster=cluster,
+        remembered=remembered,
         loads=Loads(),
         settings=lambda: SETTINGS,
         optional_kinds=lambda: (),
@@ -313,3 +332,112 @@ async def test_a_repeat_that_is_due_is_made_at_the_next_look() -> None:
     assert (server.jobs(), outcome.requeue_after) == ([], 1)
     await look(server)
     assert len(server.jobs()) == 1
+
+
+# ----------------------------------------------------------------------------------------- what is remembered
+
+
+class Watched(Server):
+    """`asked` has kind and name, or labels, of each read; `tell` passes on what a watch would."""
+
+    def __init__(self, *objects: Manifest) -> None:
+        super().__init__(*objects)
+        self.asked: list[tuple[str, str | None]] = []
+        self.memory = ObjectMemory(watched_kinds(()))
+        self.remembering = RememberingCluster(self, self.memory)
+        self.remembered = RememberedCluster(self.remembering, self.memory)
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+        self.asked.append((kind.kind, name))
+        return await super().get(kind, namespace, name)
+
+    async def list(
+        self, kind: Kind, namespace: str | None, *, labels: str | None = None, is_cached: bool = False
+    ) -> builtins.list[Object]:
+        self.asked.append((kind.kind, labels))
+        return await super().list(kind, namespace, labels=labels, is_cached=is_cached)
+
+    def tell(self, event: str, found: Object) -> None:
+        self.memory.saw(kind_of(found), event, found)
+
+    async def look(self) -> Outcome:
+        return await look(self.remembering, remembered=self.remembered)
+
+    async def come_to_rest(self) -> None:
+        """With a Job that runs."""
+        for _ in range(3):
+            await self.look()
+        self.asked.clear()
+
+
+async def test_a_look_that_finds_nothing_to_do_asks_for_nothing_that_is_known() -> None:
+    server = Watched(body())
+    await server.come_to_rest()
+    before = dict(server.objects)
+    await server.look()
+    assert server.objects == before
+    others = f"{MANAGED_BY_LABEL}!={FIELD_MANAGER}"
+    missing = {("Deployment", NAME), ("ConfigMap", pair_record_name(pair_key(resource(SPEC), SETTINGS)))}
+    assert set(server.asked) == {("HorizontalPodAutoscaler", others), *missing}
+
+
+async def test_what_is_to_be_written_is_decided_on_what_the_api_server_says() -> None:
+    """A child is gone, and a second one, of which no event has come yet, is somebody else's by now."""
+    server = Watched(body())
+    await server.come_to_rest()
+    service = server.objects.pop(("Service", NAMESPACE, NAME))
+    taken = foreign("PodDisruptionBudget", NAME)
+    taken["metadata"]["namespace"] = NAMESPACE
+    server.put(taken)
+    server.tell("DELETED", service)
+    await server.look()
+    assert ("PodDisruptionBudget", NAME) in server.asked
+    assert ("Service", NAMESPACE, NAME) not in server.objects, "nothing at all is written then"
+    assert server.conditions()["Ready"] == ("False", "NameConflict")
+
+
+async def test_a_child_that_is_gone_without_an_event_is_made_again_once_memory_is_gone() -> None:
+    server = Watched(body())
+    await server.come_to_rest()
+    del server.objects["Service", NAMESPACE, NAME]
+    await server.look()
+    assert ("Service", NAMESPACE, NAME) not in server.objects
+    server.memory.forget(NAMESPACE)
+    await server.look()
+    assert ("Service", NAMESPACE, NAME) in server.objects
+
+
+async def test_a_new_spec_is_looked_at_once() -> None:
+    server = Watched(body())
+    await server.come_to_rest()
+    changed_body = body(changed(SPEC, image="registry.test/server:9"), generation=2)
+    server.tell("MODIFIED", server.put(changed_body | {"status": server.objects[RESOURCE]["status"]}))
+    await server.look()
+    reads = [asked for asked in server.asked if asked == ("PodDisruptionBudget", NAME)]
+    assert len(reads) == 1
+    assert server.objects[RESOURCE]["status"]["observedGeneration"] == 2
+
+
+async def test_a_status_that_is_told_from_memory_is_not_told_of_a_later_resource() -> None:
+    """The event of the new spec is on its way, that of a pod has come."""
+    server = Watched(body())
+    await server.come_to_rest()
+    one_pod = deployment(replicas=1, updated=1, available=1, namespace=NAMESPACE, labels=OUR_LABELS)
+    server.put(body(changed(SPEC, replicas=3), generation=2, status=server.objects[RESOURCE]["status"]))
+    server.tell("ADDED", server.put(one_pod))
+    await server.look()
+    assert server.objects[RESOURCE]["status"]["observedGeneration"] == 2
+    assert replicas_of(server) == 3
+
+
+async def test_what_is_wrong_is_looked_at_as_it_is() -> None:
+    """Leftovers of a namesake whose end no event tells are not waited for."""
+    server = Watched(body())
+    leftover = owned("Service", NAME, uid="uid-of-a-namesake")
+    leftover["metadata"] |= {"namespace": NAMESPACE, "labels": dict(OUR_LABELS)}
+    server.put(leftover)
+    outcome = await server.look()
+    assert (server.conditions()["Ready"], outcome.requeue_after) == (("False", "Replacing"), 1)
+    del server.objects["Service", NAMESPACE, NAME]
+    await server.look()
+    assert ("Service", NAMESPACE, NAME) in server.objects

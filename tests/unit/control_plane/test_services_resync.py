@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from draftline_operator.cluster.memory import ObjectMemory
 from draftline_operator.constants import API_VERSION, KIND
 from draftline_operator.errors import ForbiddenError
-from draftline_operator.models.kinds import Kind
+from draftline_operator.models.kinds import SPECULATIVE_DEPLOYMENT, Kind
 from draftline_operator.models.observed import Object
 from draftline_operator.services import resync as module
 from draftline_operator.services.resync import resync
@@ -50,7 +51,8 @@ async def test_all_that_can_be_listed_is_looked_at_again_and_again(namespaces: S
     server = Server(("models", "chat"))
     server.refused = {"gone"}
     queue = WorkQueue(asyncio.get_running_loop().time)
-    task = asyncio.create_task(resync(server, queue, namespaces, interval=0.01))
+    memory = ObjectMemory([SPECULATIVE_DEPLOYMENT])
+    task = asyncio.create_task(resync(server, queue, memory, namespaces, interval=0.01))
     assert [await next_key(queue) for _ in range(3)] == 3 * [("models", "chat")]
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -62,11 +64,28 @@ async def test_a_namespace_that_comes_back_is_looked_at_again(monkeypatch: pytes
     server = Server(("gone", "chat"))
     server.refused = {"gone"}
     queue = WorkQueue(asyncio.get_running_loop().time)
-    task = asyncio.create_task(resync(server, queue, ("gone",), interval=300))
+    memory = ObjectMemory([SPECULATIVE_DEPLOYMENT])
+    task = asyncio.create_task(resync(server, queue, memory, ("gone",), interval=300))
     await asyncio.sleep(0.05)
     assert len(queue) == 0
     server.refused = set()
     assert await next_key(queue) == ("gone", "chat")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_what_is_remembered_is_forgotten_before() -> None:
+    memory = ObjectMemory([SPECULATIVE_DEPLOYMENT])
+    for namespace in ("models", "others"):
+        body = resource(namespace, "chat")
+        body["metadata"] |= {"uid": f"uid-in-{namespace}", "resourceVersion": "1"}
+        memory.learn(SPECULATIVE_DEPLOYMENT, body)
+    queue = WorkQueue(asyncio.get_running_loop().time)
+    task = asyncio.create_task(resync(Server(("models", "chat")), queue, memory, ("models",), interval=300))
+    await next_key(queue)
+    assert memory.get(SPECULATIVE_DEPLOYMENT, "models", "chat") is None
+    assert memory.get(SPECULATIVE_DEPLOYMENT, "others", "chat") is not None
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
