@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+import kopf
+
 from draftline_operator.handlers.watch import kopf_settings
 
 
@@ -22,3 +24,10 @@ def test_kopf_writes_nothing_and_needs_no_right_but_those_on_what_it_watches() -
     settings = kopf_settings(())
     assert settings.scanning.disabled
     assert not settings.posting.enabled
+
+
+def test_kopf_compares_nothing() -> None:
+    storage = kopf_settings(()).persistence.diffbase_storage
+    body = kopf.Body({"metadata": {"annotations": {"a": "b"}}, "spec": {"replicas": 1}})
+    assert storage.build(body=body) == {}
+    assert storage.fetch(body=body) is None
