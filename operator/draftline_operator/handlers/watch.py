@@ -62,8 +62,8 @@ def kopf_settings(optional_kinds: Collection[Kind]) -> kopf.OperatorSettings:
 class _NoComparison(kopf.DiffBaseStorage):
     """Of no object there is anything that was handled last, nor is anything to be compared with it.
 
-    For its change handlers, of which we have none, kopf would copy each object at each event, which takes
-    longer than all that we do with it.
+    For its change handlers, of which we have none, kopf would copy each object at each event: milliseconds,
+    for a pod.
     """
 
     def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
