@@ -5,6 +5,7 @@ from __future__ import annotations
 from draftline_operator.cluster.forwarding import ForwardingCluster
 from draftline_operator.cluster.interface import Cluster
 from draftline_operator.models.kinds import Kind
+from draftline_operator.models.observed import Object
 
 
 class Killed(BaseException):
@@ -19,7 +20,7 @@ class RecordingCluster(ForwardingCluster):
         self.kill_after = kill_after
         self.writes: list[tuple[str, str, str]] = []
 
-    def _after(self, verb: str, kind: Kind, name: str) -> None:
+    def _after(self, verb: str, kind: Kind, namespace: str | None, name: str, written: Object | None) -> None:
         self.writes.append((verb, kind.kind, name))
         if self.kill_after is not None and len(self.writes) >= self.kill_after:
             raise Killed

@@ -52,8 +52,8 @@ class MortalCluster(RecordingCluster):
         super().__init__(cluster, kill_after=kill_after)
         self._kill_on = kill_on
 
-    def _after(self, verb: str, kind: Kind, name: str) -> None:
-        super()._after(verb, kind, name)
+    def _after(self, verb: str, kind: Kind, namespace: str | None, name: str, written: Object | None) -> None:
+        super()._after(verb, kind, namespace, name, written)
         if (verb, kind.kind) == self._kill_on:
             raise Killed
 

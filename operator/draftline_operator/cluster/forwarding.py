@@ -20,8 +20,13 @@ class ForwardingCluster:
     def _before(self, verb: str, kind: Kind) -> None:
         """Called before a write; what it raises prevents it."""
 
-    def _after(self, verb: str, kind: Kind, name: str) -> None:
-        """Called after a write that succeeded."""
+    def _after(self, verb: str, kind: Kind, namespace: str | None, name: str, written: Object | None) -> None:
+        """Called after a write that succeeded; `written` is None where nothing is there any more."""
+
+    def _after_manifest(self, verb: str, manifest: Manifest, written: Object) -> Object:
+        metadata = manifest["metadata"]
+        self._after(verb, kind_of(manifest), metadata.get("namespace"), metadata.get("name", ""), written)
+        return written
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
         return await self._cluster.get(kind, namespace, name)
@@ -39,21 +44,16 @@ class ForwardingCluster:
 
     async def create(self, manifest: Manifest) -> Object:
         self._before("create", kind_of(manifest))
-        created = await self._cluster.create(manifest)
-        self._after("create", kind_of(manifest), manifest["metadata"].get("name", ""))
-        return created
+        return self._after_manifest("create", manifest, await self._cluster.create(manifest))
 
     async def replace(self, manifest: Manifest) -> Object:
         self._before("replace", kind_of(manifest))
-        replaced = await self._cluster.replace(manifest)
-        self._after("replace", kind_of(manifest), manifest["metadata"]["name"])
-        return replaced
+        return self._after_manifest("replace", manifest, await self._cluster.replace(manifest))
 
     async def apply(self, manifest: Manifest, *, field_manager: str | None = None) -> Object:
         self._before("apply", kind_of(manifest))
         applied = await self._cluster.apply(manifest, field_manager=field_manager)
-        self._after("apply", kind_of(manifest), manifest["metadata"]["name"])
-        return applied
+        return self._after_manifest("apply", manifest, applied)
 
     async def patch(
         self,
@@ -67,7 +67,7 @@ class ForwardingCluster:
         verb = f"patch/{subresource}" if subresource else "patch"
         self._before(verb, kind)
         patched = await self._cluster.patch(kind, namespace, name, change, subresource=subresource)
-        self._after(verb, kind, name)
+        self._after(verb, kind, namespace, name, patched)
         return patched
 
     async def delete(
@@ -81,4 +81,4 @@ class ForwardingCluster:
     ) -> None:
         self._before("delete", kind)
         await self._cluster.delete(kind, namespace, name, uid=uid, resource_version=resource_version)
-        self._after("delete", kind, name)
+        self._after("delete", kind, namespace, name, None)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
-from typing import Any
 
 from draftline_operator.cluster.forwarding import ForwardingCluster
-from draftline_operator.cluster.interface import Cluster, Subresource
+from draftline_operator.cluster.interface import Cluster
 from draftline_operator.cluster.memory import ObjectMemory
 from draftline_operator.errors import NotFromMemoryError
-from draftline_operator.models.kinds import SPECULATIVE_DEPLOYMENT, Kind, kind_of
+from draftline_operator.models.kinds import SPECULATIVE_DEPLOYMENT, Kind
 from draftline_operator.models.observed import Object
-from draftline_operator.models.resource import Manifest
 
 
 class RememberingCluster(ForwardingCluster):
@@ -24,7 +21,12 @@ class RememberingCluster(ForwardingCluster):
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
         since = self._memory.now()
-        return self._learn(kind, namespace, name, await super().get(kind, namespace, name), since)
+        found = await super().get(kind, namespace, name)
+        if found is not None:
+            self._memory.learn(kind, found)
+        else:
+            self._memory.learn_missing(kind, namespace, name, since=since)
+        return found
 
     async def list(
         self, kind: Kind, namespace: str | None, *, labels: str | None = None, is_cached: bool = False
@@ -35,39 +37,14 @@ class RememberingCluster(ForwardingCluster):
             self._memory.learn_list(kind, namespace, labels, found, since=since)
         return found
 
-    async def create(self, manifest: Manifest) -> Object:
-        created = await super().create(manifest)
-        self._memory.learn(kind_of(manifest), created)
-        return created
-
-    async def apply(self, manifest: Manifest, *, field_manager: str | None = None) -> Object:
-        applied = await super().apply(manifest, field_manager=field_manager)
-        self._memory.learn(kind_of(manifest), applied)
-        return applied
-
-    async def patch(
-        self,
-        kind: Kind,
-        namespace: str | None,
-        name: str,
-        change: Mapping[str, Any],
-        *,
-        subresource: Subresource | None = None,
-    ) -> Object | None:
-        since = self._memory.now()
-        patched = await super().patch(kind, namespace, name, change, subresource=subresource)
-        if subresource == "scale":  # the answer is no such object
-            return patched
-        return self._learn(kind, namespace, name, patched, since)
-
-    def _learn(
-        self, kind: Kind, namespace: str | None, name: str, found: Object | None, since: int
-    ) -> Object | None:
-        if found is None:
-            self._memory.learn_missing(kind, namespace, name, since=since)
-        else:
-            self._memory.learn(kind, found)
-        return found
+    def _after(self, verb: str, kind: Kind, namespace: str | None, name: str, written: Object | None) -> None:
+        # What is deleted may stay for a while, and of a scale the answer is no such object.
+        if verb in ("delete", "patch/scale"):
+            return
+        if written is not None:
+            self._memory.learn(kind, written)
+        else:  # a deletion that no watch has told: there may be more
+            self._memory.forget(namespace)
 
 
 class RememberedCluster(ForwardingCluster):
