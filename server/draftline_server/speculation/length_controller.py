@@ -17,7 +17,8 @@ steps take exactly the plain path. Now and then a short probe asks it all the sa
 disappoints, soon again after a success, so that a workload that turned predictable has it back a few
 probes later. Whatever they show, probes take no more than `PROBE_SHARE` of the time.
 
-On: now and then a step is plain, so that the measured speed-up compares with what is so today.
+On: now and then a step is plain, so that the measured speed-up compares with what is so today; the less
+drafts are worth, the more often, since that costs less and the answer matters more.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ OFF_BELOW = 1.02
 ON_ABOVE = 1.05
 MAX_PROBED_REQUESTS = 2
 PROBE_LENGTH = 2
-PROBE_SHARE = 0.01
+PROBE_SHARE = 0.005
 # Steps in which the draft model must earn what it first has to read.
 EARN_BACK_STEPS = 64
-# Steps between plain ones while speculation is on: the first soon, then rarer.
-MIN_PLAIN_INTERVAL = 8
+# Steps between plain ones while speculation is on: the first soon, then rarer, as far as they take no more
+# than `PLAIN_SHARE` of what drafts gain.
+MIN_PLAIN_INTERVAL = 4
 MAX_PLAIN_INTERVAL = 128
+PLAIN_SHARE = 0.01
 # Times that a request's first method is passed over before it has another chance.
 PASSED_OVER = 32
 # Drafts whose outcome is needed before a proposer may be judged at all.
@@ -294,7 +297,7 @@ class LengthController:
                     lengths.pop(offer.request.request_id, None)
         if not lengths:
             # An estimate that fell by chance can only rise again where drafts go on.
-            lengths = _shortest(o for o in offers if self.is_on(o.proposer) and self._is_judged(o.proposer))
+            lengths = _shortest(o for o in offers if self.is_on(o.proposer) and self._has_drafted(o.proposer))
         if lengths and self._is_plain_step_due():
             return {}
         for offer in filter(self._was_passed_over, offers):
@@ -311,6 +314,9 @@ class LengthController:
         if not self.is_active:
             self._speedup = MeasuredSpeedup()
 
+    def _has_drafted(self, name: str) -> bool:
+        return self._switches[name].num_observed_drafts > 0
+
     def _is_judged(self, name: str) -> bool:
         return self._switches[name].num_observed_drafts >= MIN_OBSERVED_DRAFTS
 
@@ -318,7 +324,8 @@ class LengthController:
         self._steps_until_plain -= 1
         if self._steps_until_plain > 0:
             return False
-        self._plain_interval = min(2 * self._plain_interval, MAX_PLAIN_INTERVAL)
+        affordable = max(MIN_PLAIN_INTERVAL, int((self.speedup - 1.0) / PLAIN_SHARE))
+        self._plain_interval = min(2 * self._plain_interval, affordable, MAX_PLAIN_INTERVAL)
         self._steps_until_plain = self._plain_interval
         return True
 

@@ -8,10 +8,18 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
+class Pace:
+    """How much longer all takes than it once did: 1 at first. A shared machine changes it within seconds."""
+
+    value: float = 1.0
+
+
+@dataclass(slots=True)
 class _Point:
-    seconds: float
     at_rest: float | None = None
     """As it was seeded; None for a size that only real steps have had."""
+    seconds: float = 0.0
+    """Of real steps, at a pace of 1."""
     num_measurements: int = 0
     """In real steps."""
 
@@ -19,20 +27,29 @@ class _Point:
 class CostCurve:
     """Seconds as a function of a size, interpolated between the sizes that were measured.
 
-    What was measured at rest gives the curve its shape. Its level follows the real steps, also where no
-    step has been yet: a machine that was busy during the warm-up, or is busy now, is so at all sizes.
+    What a size costs is learned slowly, and the pace of the machine, which all sizes share, with every step.
+    So a size that no step has had for long costs what it would cost now: plain steps, which those with
+    drafts are compared with, are rare while drafts pay, and the machine is not what it was at the last one.
+
+    A size that no step has had yet costs what was measured at rest, times what real steps took so far of
+    what was measured for theirs.
     """
 
-    # Share of a new measurement in a point that has many; the first ones count for more, since what was
-    # measured at rest may not hold under load. None is taken for more than `CLIP` times the old.
-    WEIGHT = 0.1
+    # Share of a new measurement in the pace, and in a point that has many; a point's first ones count for
+    # more, since what was measured at rest may not hold under load. None is taken for more than `CLIP`
+    # times the old.
+    PACE_WEIGHT = 0.2
+    WEIGHT = 0.03
+    LEVEL_WEIGHT = 0.1
     CLIP = 2.0
     # What nothing can take less than; a clock may show no difference at all.
     SHORTEST = 1e-6
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace | None = None, *, sets_pace: bool = True) -> None:
         self._sizes: list[int] = []
         self._points: list[_Point] = []
+        self._pace = pace or Pace()
+        self._sets_pace = sets_pace
         self._level = 1.0
 
     @property
@@ -41,32 +58,33 @@ class CostCurve:
 
     def seed(self, size: int, seconds: float) -> None:
         """Sets a point as it was measured at rest."""
-        seconds = max(seconds, self.SHORTEST)
-        self._set(size, _Point(seconds, seconds))
+        self._set(size, _Point(at_rest=max(seconds, self.SHORTEST)))
 
     def smooth(self) -> None:
         """Takes out of the seeds what cannot be: that more costs less. The slower one was disturbed."""
         fastest = float("inf")
         for point in reversed(self._points):
-            fastest = point.seconds = point.at_rest = min(point.seconds, fastest)
+            if point.at_rest is not None:
+                fastest = point.at_rest = min(point.at_rest, fastest)
 
     def observe(self, size: int, seconds: float) -> None:
         """Takes in one measurement."""
         expected = self.estimate(size)
         if expected == 0.0:
-            self._set(size, _Point(max(seconds, self.SHORTEST), num_measurements=1))
+            measured = max(seconds, self.SHORTEST) / self._pace.value
+            self._set(size, _Point(seconds=measured, num_measurements=1))
             return
-        clipped = min(max(seconds, expected / self.CLIP, self.SHORTEST), self.CLIP * expected)
-        point = self._find(size)
-        if point is None:
-            # A new point starts near the curve, so that one slow step does not bend it.
-            self._set(size, _Point(clipped, num_measurements=1))
-            return
+        # A size's first step starts on the curve, so that a slow one does not bend it.
+        point = self._find(size) or self._set(size, _Point())
+        if point.num_measurements == 0:
+            point.seconds = expected / self._pace.value
+        ratio = min(max(seconds / expected, 1.0 / self.CLIP), self.CLIP)
         if point.at_rest is not None:
-            self._level += self.WEIGHT * (clipped / point.at_rest - self._level)
+            self._level += self.LEVEL_WEIGHT * (ratio * expected / point.at_rest - self._level)
+        if self._sets_pace:
+            self._pace.value *= 1.0 + self.PACE_WEIGHT * (ratio - 1.0)
         point.num_measurements += 1
-        weight = max(self.WEIGHT, 1.0 / (point.num_measurements + 1))
-        point.seconds = expected + weight * (clipped - expected)
+        point.seconds *= 1.0 + max(self.WEIGHT, 1.0 / (point.num_measurements + 1)) * (ratio - 1.0)
 
     def estimate(self, size: int) -> float:
         """Seconds at `size`; beyond the ends the cost is taken as proportional, or constant below."""
@@ -83,26 +101,30 @@ class CostCurve:
 
     def _seconds(self, index: int) -> float:
         point = self._points[index]
-        return point.seconds if point.num_measurements else point.seconds * self._level
+        if point.num_measurements == 0 and point.at_rest is not None:
+            return point.at_rest * self._level
+        return point.seconds * self._pace.value
 
     def _find(self, size: int) -> _Point | None:
         index = bisect.bisect_left(self._sizes, size)
         return self._points[index] if index < len(self._sizes) and self._sizes[index] == size else None
 
-    def _set(self, size: int, point: _Point) -> None:
+    def _set(self, size: int, point: _Point) -> _Point:
         index = bisect.bisect_left(self._sizes, size)
         if index < len(self._sizes) and self._sizes[index] == size:
             self._points[index] = point
         else:
             self._sizes.insert(index, size)
             self._points.insert(index, point)
+        return point
 
 
 class StepCosts:
     """The cost curves of a server."""
 
     def __init__(self) -> None:
-        self.verify = CostCurve()
+        self.pace = Pace()
+        self.verify = CostCurve(self.pace)
         """Target forward and sampling, by tokens."""
-        self.draft = CostCurve()
+        self.draft = CostCurve(self.pace, sets_pace=False)
         """One forward of the draft model, by sequences."""

@@ -84,6 +84,9 @@ class Machine:
     catches_up: bool = False
     """Whether a draft costs also what the draft model missed since the last one."""
     mean_life: int | None = 100
+    paces: tuple[float, ...] = (1.0,)
+    """By how much all takes longer, each for `steps_per_pace` steps, in turn."""
+    steps_per_pace: int = 20
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -105,9 +108,11 @@ class Machine:
         return self.speedup(num_steps)
 
     def speedup(self, num_steps: int) -> float:
-        """Of the last steps, over plain ones."""
-        rate = sum(self.output_tokens[-num_steps:]) / sum(self.seconds[-num_steps:])
-        return rate * self.verify(self.batch_size) / self.batch_size
+        """Of the last steps, over plain ones at the same pace."""
+        steps = range(len(self.seconds) - num_steps, len(self.seconds))
+        plain_seconds = self.verify(self.batch_size) / self.batch_size
+        saved = sum(self.output_tokens[step] * plain_seconds * self._pace(step) for step in steps)
+        return saved / sum(self.seconds[step] for step in steps)
 
     def best_fixed_speedup(self, acceptance: float) -> float:
         """Of the best length that is the same for all requests, where all have this acceptance."""
@@ -174,7 +179,10 @@ class Machine:
                 self.last_drafted[self.requests[index].request_id] = step
 
     def _jitter(self) -> float:
-        return self.rng.uniform(1.0 - self.noise, 1.0 + self.noise)
+        return self.rng.uniform(1.0 - self.noise, 1.0 + self.noise) * self._pace(len(self.seconds))
+
+    def _pace(self, step: int) -> float:
+        return self.paces[step // self.steps_per_pace % len(self.paces)]
 
 
 def constant(acceptance: float) -> Acceptance:
@@ -310,6 +318,37 @@ def test_serving_is_never_much_slower_than_without_drafts(
     machine = Machine(cpu, draft_of(share), constant(acceptance), batch_size=batch_size)
     machine.run(500)
     assert machine.speedup(450) >= 0.97
+
+
+@pytest.mark.parametrize("steps_per_pace", [7, 40])
+@pytest.mark.parametrize(
+    ("batch_size", "share", "acceptance"), [(8, 0.15, 0.5), (8, 0.5, 0.9), (32, 0.25, 0.75), (32, 0.24, 1.0)]
+)
+def test_drafts_that_all_but_pay_cost_little_where_the_machine_changes_its_pace(
+    batch_size: int, share: float, acceptance: float, steps_per_pace: int
+) -> None:
+    """And what steps with drafts are compared with was measured at another one. Costs are a small model's."""
+    seconds = [0.0, 0.0]
+    for seed in range(8):
+        rng = random.Random(seed)
+        machine = Machine(
+            lambda n: 0.020 + 0.00175 * n,
+            lambda _: share * (0.020 + 0.00175 * batch_size),
+            constant(acceptance),
+            batch_size=batch_size,
+            noise=0.08,
+            mean_life=60,
+            options={"max_batch_size": 64},
+            paces=tuple(rng.uniform(1.0, 1.7) for _ in range(100)),
+            steps_per_pace=steps_per_pace,
+            seed=seed,
+        )
+        machine.run(60)
+        speedup = machine.run(240)
+        seconds[0] += sum(machine.seconds[-240:])
+        seconds[1] += sum(machine.seconds[-240:]) * speedup
+        assert speedup >= 0.95, f"seed {seed}"
+    assert seconds[1] / seconds[0] >= 0.985
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
@@ -588,11 +627,7 @@ def test_the_chance_of_a_first_method_waits_for_its_next_offer() -> None:
     for _ in range(8):
         num_passed_over = 0
         while num_passed_over < PASSED_OVER:
-            match drafts_by(ngram, model):
-                case "ngram":
-                    num_passed_over = 0
-                case "draft_model":
-                    num_passed_over += 1
+            num_passed_over = 0 if drafts_by(ngram, model) == "ngram" else num_passed_over + 1
         drafts_by(model, acceptance=0.0)
         chances += "ngram" in {drafts_by(ngram, model) for _ in range(2)}  # one of both may be plain
     assert chances == 8

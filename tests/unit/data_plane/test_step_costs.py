@@ -84,6 +84,40 @@ def test_what_was_measured_on_a_busy_machine_comes_down_everywhere_with_the_real
     assert curve.estimate(16) == pytest.approx(0.04, rel=0.1)
 
 
+def test_a_size_that_no_step_has_had_for_long_costs_what_it_would_now() -> None:
+    costs = StepCosts()
+    for _ in range(100):
+        costs.verify.observe(8, 0.1)
+        costs.verify.observe(48, 0.15)
+        costs.draft.observe(8, 0.02)
+    for _ in range(30):
+        costs.verify.observe(48, 0.3)
+    assert costs.verify.estimate(8) == pytest.approx(0.2, rel=0.1)
+    assert costs.draft.estimate(8) == pytest.approx(0.04, rel=0.1), "it runs on the same machine"
+
+
+def test_what_drafting_takes_says_nothing_of_the_pace() -> None:
+    """A probe's first forward may read much that was missed."""
+    costs = StepCosts()
+    costs.verify.observe(8, 0.1)
+    costs.draft.observe(8, 0.02)
+    for _ in range(10):
+        costs.draft.observe(8, 0.03)
+    assert costs.verify.estimate(8) == 0.1
+
+
+def test_a_size_becomes_dearer_than_the_others_by_its_own_steps_alone() -> None:
+    curve = CostCurve()
+    for _ in range(20):
+        curve.observe(8, 0.1)
+        curve.observe(48, 0.15)
+    for _ in range(200):
+        for _ in range(8):
+            curve.observe(48, 0.3)
+        curve.observe(8, 0.1)
+    assert curve.estimate(48) / curve.estimate(8) == pytest.approx(3.0, rel=0.1)
+
+
 def test_a_size_that_looked_dearer_than_a_larger_one_was_disturbed() -> None:
     curve = make_curve(at_1=0.1, at_2=0.9, at_4=0.2, at_8=0.5, at_16=0.4)
     curve.smooth()
