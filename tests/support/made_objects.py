@@ -9,31 +9,11 @@ import copy
 from typing import Any
 
 from draftline_operator.constants import APPLIED_HASH_ANNOTATION
-from draftline_operator.models.kinds import (
-    CONFIG_MAP,
-    DEPLOYMENT,
-    HORIZONTAL_POD_AUTOSCALER,
-    JOB,
-    NETWORK_POLICY,
-    POD_DISRUPTION_BUDGET,
-    SERVICE,
-    SERVICE_ACCOUNT,
-    SPECULATIVE_DEPLOYMENT,
-)
+from draftline_operator.models.kinds import CONFIG_MAP, SPECULATIVE_DEPLOYMENT
 from draftline_operator.models.names import pair_record_name
 from draftline_operator.models.observed import Object
-from support.operator_world import World
+from support.operator_world import CHILD_KINDS, World
 
-_KINDS = (
-    CONFIG_MAP,
-    DEPLOYMENT,
-    HORIZONTAL_POD_AUTOSCALER,
-    JOB,
-    NETWORK_POLICY,
-    POD_DISRUPTION_BUDGET,
-    SERVICE,
-    SERVICE_ACCOUNT,
-)
 _OF_EVERY_NAMESPACE = ("ConfigMap kube-root-ca.crt", "ServiceAccount default")
 # The hash covers the owner's uid, the revision counts what came before.
 _OF_THE_MOMENT = (APPLIED_HASH_ANNOTATION, "deployment.kubernetes.io/revision")
@@ -46,7 +26,7 @@ async def made_objects(world: World) -> Made:
     """Children and whatever else has the operator's kinds, and what resources say of themselves."""
     found = {
         f"{kind} {item['metadata']['name']}": _decided(item)
-        for kind in _KINDS
+        for kind in CHILD_KINDS
         for item in await world.client.list(kind, world.namespace)
     }
     for name in _OF_EVERY_NAMESPACE:

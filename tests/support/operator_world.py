@@ -6,7 +6,7 @@ import asyncio
 import copy
 import datetime
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,13 +14,19 @@ from draftline_operator.cluster.client import ClusterClient
 from draftline_operator.cluster.interface import Cluster
 from draftline_operator.constants import API_VERSION, KIND
 from draftline_operator.models.kinds import (
+    CONFIG_MAP,
     DEPLOYMENT,
+    HORIZONTAL_POD_AUTOSCALER,
     JOB,
+    NETWORK_POLICY,
     POD,
+    POD_DISRUPTION_BUDGET,
+    SERVICE,
+    SERVICE_ACCOUNT,
     SPECULATIVE_DEPLOYMENT,
     Kind,
 )
-from draftline_operator.models.observed import Object
+from draftline_operator.models.observed import Object, controller_of, is_terminating
 from draftline_operator.models.resource import RenderSettings
 from draftline_operator.services.reconcile import Outcome, Surroundings, reconcile
 from draftline_operator.testing import Killed, RecordingCluster
@@ -28,6 +34,17 @@ from support.kubelet import Kubelet
 from support.speculative_deployments import PAIR
 
 NAME = "chat"
+CHILD_KINDS = (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    HORIZONTAL_POD_AUTOSCALER,
+    JOB,
+    NETWORK_POLICY,
+    POD_DISRUPTION_BUDGET,
+    SERVICE,
+    SERVICE_ACCOUNT,
+)
+READ_KINDS = (*CHILD_KINDS, POD)
 SETTINGS = RenderSettings(
     default_image="registry.test/server:1", autoscaling_provider="builtin", has_hpa_tolerance=True
 )
@@ -176,18 +193,64 @@ class World:
             assert time.monotonic() < deadline, "it never came to hold"
             await asyncio.sleep(0.05)
 
+    async def look_undisturbed(self, times: int, name: str = NAME, *, seconds: float = 60.0) -> None:
+        """Reconciles so many times while nobody else writes; such a look must find nothing to do."""
+        deadline = time.monotonic() + seconds
+        seen = await self._versions()
+        await self.reconcile(name)
+        while times:
+            assert time.monotonic() < deadline, "somebody writes all the time"
+            before = await self.status(name)
+            _, writes = await self.reconcile(name)
+            found = await self._versions()
+            if found == seen:  # this look had nothing to read that the one before it had not
+                assert writes == [], f"{before} became {await self.status(name)}"
+                times -= 1
+            else:
+                seen = found
+                await self.reconcile(name)
+
+    async def _versions(self) -> dict[str, str]:
+        """Of all that a look reads, without what only looks write."""
+        listed = await asyncio.gather(*(self.client.list(kind, self.namespace) for kind in READ_KINDS))
+        return {
+            item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for found in listed for item in found
+        }
+
     async def _controllers_are_busy(self) -> bool:
-        deployments = await self.client.list(DEPLOYMENT, self.namespace)
-        jobs = await self.client.list(JOB, self.namespace)
-        pods = await self.client.list(POD, self.namespace)
+        kinds = (SPECULATIVE_DEPLOYMENT, DEPLOYMENT, JOB, CONFIG_MAP, POD)
+        listed = await asyncio.gather(*(self.client.list(kind, self.namespace) for kind in kinds))
+        resources, deployments, jobs, config_maps, pods = listed
+        owners = {found["metadata"]["uid"] for found in (*resources, *jobs)}
         return (
             any(_is_unseen(found) for found in deployments)
+            or _num_ready(pods) != sum(d.get("status", {}).get("readyReplicas", 0) for d in deployments)
             or (not self.kubelet.is_preflight_held and any(_is_unfinished(job) for job in jobs))
-            or any(pod["metadata"].get("deletionTimestamp") for pod in pods)
+            or any(_is_about_to_go(found, owners) for found in (*deployments, *jobs, *config_maps, *pods))
         )
 
     def _now(self) -> datetime.datetime:
         return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self.seconds_ahead)
+
+
+def _num_ready(pods: Iterable[Object]) -> int:
+    """Of Deployments."""
+    return sum(
+        (controller_of(pod) or {}).get("kind") == "ReplicaSet"
+        and any(
+            c["type"] == "Ready" and c["status"] == "True"
+            for c in pod.get("status", {}).get("conditions", ())
+        )
+        for pod in pods
+    )
+
+
+def _is_about_to_go(found: Object, owners: Collection[str]) -> bool:
+    """Because it, or its resource or Job, was deleted."""
+    controller = controller_of(found) or {}
+    return is_terminating(found) or (
+        controller.get("kind") in (KIND, JOB.kind) and controller.get("uid") not in owners
+    )
 
 
 def _is_unfinished(job: Object) -> bool:
