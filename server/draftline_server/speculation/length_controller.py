@@ -44,8 +44,8 @@ PROBE_LENGTH = 2
 PROBE_SHARE = 0.005
 # Steps in which the draft model must earn what it first has to read.
 EARN_BACK_STEPS = 64
-# Steps between plain ones while speculation is on: the first soon, then rarer, as far as they take no more
-# than `PLAIN_SHARE` of what drafts gain.
+# Steps between plain ones while speculation is on: the first soon, then rarer, so that they cost no more
+# than `PLAIN_SHARE` of the speed without drafts, or a fourth of a gain that is hardly one.
 MIN_PLAIN_INTERVAL = 4
 MAX_PLAIN_INTERVAL = 128
 PLAIN_SHARE = 0.01

@@ -22,6 +22,8 @@ class _Point:
     """Of real steps, at a pace of 1."""
     num_measurements: int = 0
     """In real steps."""
+    latest: int = 0
+    """Number of the latest of them, among those of all sizes."""
 
 
 class CostCurve:
@@ -33,13 +35,18 @@ class CostCurve:
 
     A size that no step has had yet costs what was measured at rest, times what real steps took so far of
     what was measured for theirs.
+
+    Measurements count by their logarithm: else each would leave pace and sizes a little further apart, and
+    in millions of steps they would end at nothing and at infinity.
     """
 
-    # Share of a new measurement in the pace, and in a point that has many; a point's first ones count for
-    # more, since what was measured at rest may not hold under load. None is taken for more than `CLIP`
-    # times the old.
+    # Share of a new measurement in the pace, and in a point that has many. A point's first ones count for
+    # more, since what was measured at rest may not hold under load; and those after a long time, by the
+    # steps since, since what changed for other sizes alone was taken for the pace. None is taken for more
+    # than `CLIP` times the old.
     PACE_WEIGHT = 0.2
     WEIGHT = 0.03
+    LATE_WEIGHT = 0.1
     LEVEL_WEIGHT = 0.1
     CLIP = 2.0
     # What nothing can take less than; a clock may show no difference at all.
@@ -51,6 +58,7 @@ class CostCurve:
         self._pace = pace or Pace()
         self._sets_pace = sets_pace
         self._level = 1.0
+        self._num_measurements = 0
 
     @property
     def is_empty(self) -> bool:
@@ -69,22 +77,28 @@ class CostCurve:
 
     def observe(self, size: int, seconds: float) -> None:
         """Takes in one measurement."""
-        expected = self.estimate(size)
-        if expected == 0.0:
-            measured = max(seconds, self.SHORTEST) / self._pace.value
-            self._set(size, _Point(seconds=measured, num_measurements=1))
+        seconds = max(seconds, self.SHORTEST)
+        if self.is_empty:
+            self._set(size, _Point(seconds=seconds / self._pace.value, num_measurements=1))
             return
+        expected = self.estimate(size)
+        ratio = min(max(seconds / expected, 1.0 / self.CLIP), self.CLIP)
         # A size's first step starts on the curve, so that a slow one does not bend it.
         point = self._find(size) or self._set(size, _Point())
         if point.num_measurements == 0:
             point.seconds = expected / self._pace.value
-        ratio = min(max(seconds / expected, 1.0 / self.CLIP), self.CLIP)
-        if point.at_rest is not None:
-            self._level += self.LEVEL_WEIGHT * (ratio * expected / point.at_rest - self._level)
         if self._sets_pace:
-            self._pace.value *= 1.0 + self.PACE_WEIGHT * (ratio - 1.0)
+            self._pace.value *= ratio**self.PACE_WEIGHT
+        point.seconds *= ratio ** self._weight_of_next(point)
+        if point.at_rest is not None:
+            self._level += self.LEVEL_WEIGHT * (point.seconds / point.at_rest - self._level)
+
+    def _weight_of_next(self, point: _Point) -> float:
+        """Of a measurement that it is about to get."""
+        self._num_measurements += 1
         point.num_measurements += 1
-        point.seconds *= 1.0 + max(self.WEIGHT, 1.0 / (point.num_measurements + 1)) * (ratio - 1.0)
+        num_steps, point.latest = self._num_measurements - point.latest, self._num_measurements
+        return max(min(self.WEIGHT * num_steps, self.LATE_WEIGHT), 1.0 / (point.num_measurements + 1))
 
     def estimate(self, size: int) -> float:
         """Seconds at `size`; beyond the ends the cost is taken as proportional, or constant below."""
@@ -102,7 +116,7 @@ class CostCurve:
     def _seconds(self, index: int) -> float:
         point = self._points[index]
         if point.num_measurements == 0 and point.at_rest is not None:
-            return point.at_rest * self._level
+            return point.at_rest * self._level * self._pace.value
         return point.seconds * self._pace.value
 
     def _find(self, size: int) -> _Point | None:
@@ -123,8 +137,8 @@ class StepCosts:
     """The cost curves of a server."""
 
     def __init__(self) -> None:
-        self.pace = Pace()
-        self.verify = CostCurve(self.pace)
+        pace = Pace()
+        self.verify = CostCurve(pace)
         """Target forward and sampling, by tokens."""
-        self.draft = CostCurve(self.pace, sets_pace=False)
+        self.draft = CostCurve(pace, sets_pace=False)
         """One forward of the draft model, by sequences."""

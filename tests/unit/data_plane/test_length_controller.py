@@ -351,6 +351,25 @@ def test_drafts_that_all_but_pay_cost_little_where_the_machine_changes_its_pace(
     assert seconds[1] / seconds[0] >= 0.985
 
 
+@pytest.mark.parametrize(("batch_size", "share"), [(1, 0.3), (8, 0.1)])
+def test_steps_with_drafts_that_become_dearer_are_not_taken_for_a_slower_machine_for_long(
+    batch_size: int, share: float
+) -> None:
+    dearer = 1.0
+    machine = Machine(
+        lambda n: (0.020 + 0.00175 * n) * (dearer if n > batch_size else 1.0),
+        lambda _: share * (0.020 + 0.00175 * batch_size),
+        constant(0.75),
+        batch_size=batch_size,
+        noise=0.08,
+    )
+    machine.run(400)
+    assert machine.controller.is_active
+    dearer = 1.8
+    machine.run(300)
+    assert not all(machine.was_active[400:])
+
+
 @pytest.mark.parametrize("share", [0.1, 0.5])
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_an_unrelated_draft_is_switched_off_within_a_few_steps(batch_size: int, share: float) -> None:
