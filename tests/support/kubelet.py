@@ -19,6 +19,7 @@ from draftline_operator.constants import COMPONENT_LABEL, PREFLIGHT
 from draftline_operator.errors import ClusterError
 from draftline_operator.models.kinds import POD
 from draftline_operator.models.observed import Object, is_terminating
+from draftline_operator.planning.deletion_cost import is_ready
 
 DIGEST = f"sha256:{'a' * 64}"
 _MODEL = {
@@ -106,7 +107,7 @@ class Kubelet:
         }
 
     def _ready(self, pod: Object) -> dict[str, Any] | None:
-        if _is_ready(pod) or pod["status"].get("phase") == "Failed":
+        if is_ready(pod) or pod["status"].get("phase") == "Failed":
             return None
         return {
             "phase": "Running",
@@ -143,11 +144,6 @@ def _container(pod: Object, state: dict[str, Any], *, is_ready: bool) -> dict[st
 
 def _condition(kind: str, status: str) -> dict[str, Any]:
     return {"type": kind, "status": status, "lastTransitionTime": _now()}
-
-
-def _is_ready(pod: Object) -> bool:
-    conditions = pod["status"].get("conditions") or ()
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def _now() -> str:

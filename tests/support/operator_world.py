@@ -13,38 +13,25 @@ from typing import Any
 from draftline_operator.cluster.client import ClusterClient
 from draftline_operator.cluster.interface import Cluster
 from draftline_operator.constants import API_VERSION, KIND
+from draftline_operator.handlers.registry import CHILDREN
 from draftline_operator.models.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
-    HORIZONTAL_POD_AUTOSCALER,
     JOB,
-    NETWORK_POLICY,
     POD,
-    POD_DISRUPTION_BUDGET,
-    SERVICE,
-    SERVICE_ACCOUNT,
     SPECULATIVE_DEPLOYMENT,
     Kind,
 )
 from draftline_operator.models.observed import Object, controller_of, is_terminating
 from draftline_operator.models.resource import RenderSettings
+from draftline_operator.planning.deletion_cost import is_ready
 from draftline_operator.services.reconcile import Outcome, Surroundings, reconcile
 from draftline_operator.testing import Killed, RecordingCluster
 from support.kubelet import Kubelet
 from support.speculative_deployments import PAIR
 
 NAME = "chat"
-CHILD_KINDS = (
-    CONFIG_MAP,
-    DEPLOYMENT,
-    HORIZONTAL_POD_AUTOSCALER,
-    JOB,
-    NETWORK_POLICY,
-    POD_DISRUPTION_BUDGET,
-    SERVICE,
-    SERVICE_ACCOUNT,
-)
-READ_KINDS = (*CHILD_KINDS, POD)
+CHILD_KINDS = tuple(kind for kind in CHILDREN if kind != POD)
 SETTINGS = RenderSettings(
     default_image="registry.test/server:1", autoscaling_provider="builtin", has_hpa_tolerance=True
 )
@@ -212,7 +199,7 @@ class World:
 
     async def _versions(self) -> dict[str, str]:
         """Of all that a look reads, without what only looks write."""
-        listed = await asyncio.gather(*(self.client.list(kind, self.namespace) for kind in READ_KINDS))
+        listed = await asyncio.gather(*(self.client.list(kind, self.namespace) for kind in CHILDREN))
         return {
             item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for found in listed for item in found
         }
@@ -235,14 +222,7 @@ class World:
 
 def _num_ready(pods: Iterable[Object]) -> int:
     """Of Deployments."""
-    return sum(
-        (controller_of(pod) or {}).get("kind") == "ReplicaSet"
-        and any(
-            c["type"] == "Ready" and c["status"] == "True"
-            for c in pod.get("status", {}).get("conditions", ())
-        )
-        for pod in pods
-    )
+    return sum(is_ready(pod) for pod in pods if (controller_of(pod) or {}).get("kind") == "ReplicaSet")
 
 
 def _is_about_to_go(found: Object, owners: Collection[str]) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftline_operator import constants
+from draftline_operator.planning.deletion_cost import is_ready
 from support.kube.local import LocalCluster
 
 _VOLUME = "site-packages"
@@ -139,11 +140,6 @@ class ServingPods:
 
 def is_leaving(pod: Object) -> bool:
     return "deletionTimestamp" in pod["metadata"]
-
-
-def is_ready(pod: Object) -> bool:
-    conditions = pod["status"].get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 @contextmanager
