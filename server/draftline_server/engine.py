@@ -32,7 +32,7 @@ from draftline_server.core.sampling_params import SamplingParams
 from draftline_server.core.scheduler import ScheduledRequest, Scheduler, StepPlan
 from draftline_server.core.stats import EngineStatistics
 from draftline_server.core.tally import Tally
-from draftline_server.errors import DeadlineError, ModelError, RequestError
+from draftline_server.errors import DeadlineError, InternalError, ModelError, RequestError
 from draftline_server.model.hidden_states import HiddenStateTap
 from draftline_server.model.logits import top_logprobs
 from draftline_server.model.runner import ModelRunner, Runner, SequenceInput
@@ -42,6 +42,8 @@ from draftline_server.speculation.length_controller import DRAFT_MODEL, Choice, 
 from draftline_server.speculation.proposer import Draft, DraftTask
 from draftline_server.speculation.step_costs import StepCosts
 from draftline_server.speculation.verification import Verified, Verify, VerifyTask, verify
+
+_NO_NUMBERS = "the target's logits are no numbers; its dtype may be too narrow for this prompt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +202,8 @@ class Engine:
     def _run(self, plan: StepPlan, choices: Mapping[str, Choice]) -> list[GenerationDelta]:
         started = self._clock()
         self._note_first_scheduled(plan, started)
+        for runner in filter(None, (self._parts.target, self._parts.draft)):
+            runner.clear(plan.fresh_blocks)
         drafts = self._draft(plan, choices)
         drafted = self._clock()
         inputs = [_target_input(s, drafts) for s in plan.scheduled]
@@ -215,10 +219,13 @@ class Engine:
             if not item.samples:
                 item.request.target_len += item.num_tokens
                 self._show(item.request, shown)
-        deltas = [
-            self._commit(task, result, logprobs.get(task.request.request_id), finished, shown)
-            for task, result in zip(tasks, verified, strict=True)
-        ]
+        deltas = []
+        for task, result in zip(tasks, verified, strict=True):
+            own_logprobs = logprobs.get(task.request.request_id)
+            if result.token_ids:
+                deltas.append(self._commit(task, result, own_logprobs, finished, shown))
+            else:
+                self.abort(task.request.request_id, InternalError(_NO_NUMBERS))
         self._count_step(
             plan, drafts, verified, draft_seconds=drafted - started, verify_seconds=finished - drafted
         )
@@ -452,7 +459,7 @@ def _logprobs(
     start = 0
     for task, outcome in zip(tasks, verified, strict=True):
         count = task.request.spec.sampling.logprobs
-        if raw is not None and count is not None:
+        if raw is not None and count is not None and outcome.token_ids:
             rows = raw[start : start + len(outcome.token_ids)]
             values = top_logprobs(rows, outcome.token_ids, count)
             result[task.request.request_id] = token_logprobs(outcome.token_ids, values)

@@ -9,7 +9,8 @@ import pytest
 
 from draftline_server.speculation.proposer_switch import MAX_PROBE_INTERVAL, STEPS_BEFORE_OFF
 from draftline_server.speculation.step_costs import StepCosts
-from support.engines import generate, make_engine
+from support.engines import add, drain, generate, make_engine
+from support.function_models import letters, make_function_engine
 from support.guarantees import assert_idle
 from support.workloads import (
     PREDICTABLE,
@@ -174,3 +175,23 @@ def test_statistics_keep_their_identities_through_all_of_it() -> None:
             assert statistics.drafts[proposer] >= max(per_position, default=0)
         assert statistics.generation_tokens == workload.num_tokens
         assert 0.0 <= statistics.draft_length <= 5.0
+
+
+def test_what_a_draft_model_has_missed_is_read_within_the_token_budget() -> None:
+    """Of nine requests none is drafted for; when one ends, eight have all of their prompts to catch up on."""
+    budget = 256
+    read: list[int] = []
+    engine = make_function_engine(
+        lambda prefix: len(prefix) % 300,
+        lambda prefix: len(prefix) % 300,
+        decode=letters,
+        max_batched_tokens=budget,
+        speculation={"methods": ("draft_model",), "num_speculative_tokens": 3, "max_batch_size": 8},
+        charge_draft=read.append,
+    )
+    for index in range(9):
+        add(engine, f"r{index}", [index + 1] * 200, max_tokens=4 if index == 0 else 40, ignore_eos=True)
+    completions = drain(engine)
+    assert all(len(c.token_ids) == (4 if name == "r0" else 40) for name, c in completions.items())
+    assert sum(read) > 8 * 200, "they were drafted for"
+    assert max(read) <= budget

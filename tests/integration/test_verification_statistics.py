@@ -200,12 +200,52 @@ def test_where_draft_and_target_agree_to_the_last_bit_nothing_is_rejected() -> N
         assert acceptance == 1.0
 
 
+def request_of(seed: int) -> Request:
+    spec = GenerationRequest(request_id="a", prompt_token_ids=(1,), sampling=SamplingParams())
+    return Request(spec, seed=seed, sequence_number=0)
+
+
+def test_a_draft_that_is_no_distribution_leaves_the_targets_as_it_is() -> None:
+    """As of a draft model that overflows in a dtype that is too narrow for it."""
+    pair, q = Pair("near"), torch.full((2, VOCAB_SIZE), float("nan"))
+    rows = torch.stack([logits[0] for logits in pair.target])
+    counts: Counter[int] = Counter()
+    for seed in range(4_000):
+        task = VerifyTask(request_of(1_000_003 * (seed + 1)), Draft("test", (3, 4), q), NO_ENDS)
+        (token_id,) = verify(rows.clone(), [task])[0].token_ids
+        counts[token_id] += 1
+    expected = filtered(pair.target[0][0].tolist(), SamplingParams())
+    assert_distributed(counts, {token_id: float(p) for token_id, p in enumerate(expected)})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_the_targets_logits_are_no_numbers_nothing_is_said_for_that_request_alone(
+    temperature: float,
+) -> None:
+    sampling = SamplingParams(temperature=temperature)
+    tasks = [
+        VerifyTask(
+            Request(
+                GenerationRequest(request_id=str(index), prompt_token_ids=(1,), sampling=sampling),
+                seed=index,
+                sequence_number=index,
+            ),
+            Draft("test", (5,), None),
+            NO_ENDS,
+        )
+        for index in range(3)
+    ]
+    logits = torch.zeros(6, VOCAB_SIZE)
+    logits[:, 5] = 50.0
+    logits[2] = float("nan")
+    assert [v.token_ids for v in verify(logits.clone(), tasks)] == [(5, 5), (), (5, 5)]
+    logits[2, :], logits[2, 7] = 0.0, 50.0  # the draft falls
+    logits[3] = float("nan")  # behind it, where only the draft would have led
+    assert [v.token_ids for v in verify(logits.clone(), tasks)] == [(5, 5), (7,), (5, 5)]
+
+
 def test_a_target_and_a_draft_without_a_common_token_always_recover() -> None:
-    request = Request(
-        GenerationRequest(request_id="a", prompt_token_ids=(1,), sampling=SamplingParams()),
-        seed=5,
-        sequence_number=0,
-    )
+    request = request_of(5)
     infinity = float("inf")
     logits = torch.full((3, VOCAB_SIZE), -infinity)
     logits[:, 8:] = 0.0

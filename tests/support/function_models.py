@@ -87,6 +87,11 @@ class FunctionRunner:
             logits[torch.arange(len(rows)), torch.tensor(rows)] = CERTAIN
         return logits
 
+    def clear(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            first = block_id * self._block_size
+            self._slots[first : first + self._block_size] = [None] * self._block_size
+
     def _slot(self, item: SequenceInput, position: int) -> int:
         block, offset = divmod(position, self._block_size)
         return item.block_table[block] * self._block_size + offset

@@ -1,10 +1,10 @@
 """Decides what the next step computes, and gives requests their blocks.
 
 Pure Python, no tensors. Running requests decode first, each with room for its draft; what is left of
-the token budget, at least half of what the decodes themselves leave, goes to prefill chunks, of running
-requests first and then of waiting ones. When blocks run out, drafts go first and then the running request
-that is last in order loses its blocks and waits to be computed again. The first in order always makes
-progress, so nothing deadlocks.
+the token budget, at least half of what the decodes themselves leave, goes to prefill chunks in scheduling
+order: a waiting request of higher priority starts before a running one's next chunk. When blocks run out,
+drafts go first and then the running request that is last in order loses its blocks and waits to be computed
+again. The first in order always makes progress, so nothing deadlocks.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class StepPlan:
     """What one step computes. Holds no tensors, so that ranks could be told by broadcast."""
 
     scheduled: tuple[ScheduledRequest, ...]
+    fresh_blocks: tuple[int, ...]
+    """Given to these requests in this step, with what their last owners left in them."""
 
     @property
     def num_tokens(self) -> int:
@@ -66,6 +68,7 @@ class Scheduler:
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._planned: dict[str, ScheduledRequest] = {}
+        self._fresh_blocks: list[int] = []
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -101,7 +104,7 @@ class Scheduler:
 
     def schedule(self, draft_lengths: Mapping[str, int]) -> StepPlan:
         """Plans a step. `draft_lengths` gives, by request id, the drafts wanted by decoding requests."""
-        self._planned = {}
+        self._planned, self._fresh_blocks = {}, []
         decoding = [r for r in self._running if r.is_decoding]
         prefilling = [r for r in self._running if not r.is_decoding]
         budget = self._max_batched_tokens
@@ -110,12 +113,13 @@ class Scheduler:
         drafts = self._share_out(decoding, draft_lengths, budget)
         budget -= sum(drafts)
         for request in prefilling:
+            budget -= self._admit(budget, before=request)
             budget -= self._plan_tokens(request, budget)
         # After all that runs has its blocks: no draft is worth preempting for.
         for request, draft_length in zip(decoding, drafts, strict=True):
             self._plan_draft(request, draft_length)
         self._admit(budget)
-        return StepPlan(tuple(self._planned.values()))
+        return StepPlan(tuple(self._planned.values()), tuple(self._fresh_blocks))
 
     def _share_out(self, decoding: Sequence[Request], wanted: Mapping[str, int], budget: int) -> list[int]:
         """Draft lengths within the budget, of which prefill keeps half where there is any to do."""
@@ -143,22 +147,29 @@ class Scheduler:
         item = self._planned.get(request.request_id)
         missing = self._num_missing_blocks(request, request.num_tokens + draft_length)
         if item is not None and missing <= self.pool.num_available:
-            request.block_table.extend(self.pool.allocate(missing))
+            self._allocate(request, missing)
             item.draft_length = draft_length
 
-    def _admit(self, budget: int) -> None:
-        """Starts waiting requests in order while tokens, places and blocks last."""
-        while self._waiting and budget > 0 and len(self._running) < self.max_running:
+    def _admit(self, budget: int, *, before: Request | None = None) -> int:
+        """Starts waiting requests in order while tokens, places and blocks last; returns the tokens they get.
+
+        Only those that go before a running one, where it is given.
+        """
+        left = budget
+        while self._waiting and left > 0 and len(self._running) < self.max_running:
             request = self._waiting[0]
+            if before is not None and request.scheduling_key >= before.scheduling_key:
+                break
             self._take_prefix(request)
             # Room for everything it has now: a request that starts must not push others out at once.
             if self._num_missing_blocks(request, request.num_tokens) > self.pool.num_available:
                 self._release(request)
-                return
+                break
             self._waiting.pop(0)
             bisect.insort(self._running, request, key=lambda r: r.scheduling_key)
             self._count_prefix(request)
-            budget -= self._plan_tokens(request, budget)
+            left -= self._plan_tokens(request, left)
+        return budget - left
 
     def _take_prefix(self, request: Request) -> None:
         """Starts from cached blocks; the newest token is always left to be computed."""
@@ -182,13 +193,27 @@ class Scheduler:
 
     def _grow(self, request: Request, num_slots: int) -> bool:
         """Gives the request blocks for `num_slots`; False where it had to be preempted itself."""
+        if self._num_missing_blocks(request, num_slots) > self.pool.num_available:
+            self._take_back_spare_blocks()
         while (missing := self._num_missing_blocks(request, num_slots)) > self.pool.num_available:
             victim = self._running[-1]
             self._preempt(victim)
             if victim is request:
                 return False
-        request.block_table.extend(self.pool.allocate(missing))
+        self._allocate(request, missing)
         return True
+
+    def _take_back_spare_blocks(self) -> None:
+        """Those of drafts that did not stand; no one is to be preempted for them."""
+        for request in self._running:
+            num_needed = -(-request.num_tokens // self.pool.block_size)
+            self.pool.release(request.block_table[num_needed:])
+            del request.block_table[num_needed:]
+
+    def _allocate(self, request: Request, count: int) -> None:
+        block_ids = self.pool.allocate(count)
+        request.block_table.extend(block_ids)
+        self._fresh_blocks.extend(block_ids)
 
     def _num_missing_blocks(self, request: Request, num_slots: int) -> int:
         return max(0, -(-num_slots // self.pool.block_size) - len(request.block_table))

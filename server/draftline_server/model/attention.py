@@ -60,7 +60,7 @@ class AttentionGroup:
     row_slice: slice | None
     """The same as `rows` where these are consecutive: slicing copies nothing."""
     block_ids: Tensor
-    """``[batch, blocks]``; padding repeats block 0, which the mask hides."""
+    """``[batch, blocks]``; padding repeats a block of the sequence, which the mask hides."""
     query_positions: Tensor
     """``[batch, queries, 1]``."""
     key_positions: Tensor
@@ -182,7 +182,8 @@ def _build_group(spans: Sequence[SequenceSpan], *, block_size: int, device: torc
         first = span.kv_length - span.query_length
         positions.append([[first + i] for i in offsets])
         used = list(span.block_table[: -(-span.kv_length // block_size)])
-        block_ids.append(used + [0] * (num_blocks - len(used)))
+        # Never another's, even hidden: what is NaN there would be NaN here.
+        block_ids.append(used + used[-1:] * (num_blocks - len(used)))
     flat = [row for sequence in rows for row in sequence]
     is_consecutive = flat == list(range(flat[0], flat[0] + len(flat)))
     return AttentionGroup(

@@ -55,6 +55,10 @@ class HeadRunner:
         logits, _ = self.draft(inputs, torch.zeros(num_tokens, size, dtype=dtype, device=self.device))
         return logits
 
+    def clear(self, block_ids: Sequence[int]) -> None:
+        """Clears blocks of the cache that have new owners."""
+        self.cache.clear(block_ids)
+
     def synchronize(self) -> None:
         """Waits until the device has finished; for timing."""
         wait_for(self.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,14 @@ class KVCache:
     def num_slots(self) -> int:
         """Tokens that the pool holds."""
         return self.keys.shape[1] * self.block_size
+
+    @torch.inference_mode()
+    def clear(self, block_ids: Sequence[int]) -> None:
+        """Makes blocks what they were at first: whoever had them last may have left NaN there."""
+        if block_ids:
+            index = torch.tensor(block_ids, device=self.keys.device)
+            for pool in (self.keys, self.values):
+                pool.index_fill_(1, index, 0.0)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores ``[tokens, num_kv_heads, head_dim]`` at slots ``[tokens]`` (block * block_size + offset)."""

@@ -77,6 +77,9 @@ class Runner(Protocol):
     def forward(self, inputs: Sequence[SequenceInput]) -> Tensor:
         """Fills the cache; float32 logits ``[sum of num_logits, vocab]``."""
 
+    def clear(self, block_ids: Sequence[int]) -> None:
+        """Clears blocks of the cache that have new owners."""
+
     def synchronize(self) -> None:
         """Waits until the device has finished; for timing."""
 
@@ -106,6 +109,10 @@ class ModelRunner:
             paged=packed.context,
         )
         return cast(Tensor, output.logits[0]).float()
+
+    def clear(self, block_ids: Sequence[int]) -> None:
+        """Clears blocks of the cache that have new owners."""
+        self.cache.clear(block_ids)
 
     def synchronize(self) -> None:
         """Waits until the device has finished; for timing."""

@@ -51,18 +51,26 @@ class DraftModelProposer:
         return self.name
 
     def lags(self, request: Request) -> bool:
-        return request.num_tokens - request.draft_len > MAX_CATCH_UP_TOKENS
+        return request.num_tokens - request.draft_len > min(MAX_CATCH_UP_TOKENS, self._max_batched_tokens)
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         def forward(active: Sequence[int], drafted: Sequence[list[int]]) -> Tensor:
             return self._forward([tasks[i].request for i in active], [drafted[i] for i in active])
 
+        self._catch_up([task.request for task in tasks if task.length > 0])
         drafts = draft_by(self.name, tasks, forward, self._eos_token_ids)
         for task in tasks:
             if task.length > 0:
                 task.request.draft_len = task.request.num_tokens + task.length - 1
         return drafts
+
+    def _catch_up(self, requests: Sequence[Request]) -> None:
+        """Until what is left to read fits into one forward."""
+        while sum(r.num_tokens - r.draft_len for r in requests) > max(
+            self._max_batched_tokens, len(requests)
+        ):
+            self.follow(requests)
 
     def observe(self, request: Request, start: int, hidden_states: Tensor) -> None:
         """Reads tokens alone."""

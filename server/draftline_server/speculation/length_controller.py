@@ -172,10 +172,13 @@ class LengthController:
         """
         on = [offer for offer in offers if self.is_on(offer.proposer)]
         chosen = self._choose_of_those_on(self._best_of_each_request(on, batch_size), batch_size)
+        probed: set[str] = set()
         for name, switch in self._switches.items():
-            probed = [offer for offer in offers if offer.proposer == name]
-            if probed and not switch.is_on and switch.is_probe_due:
-                chosen |= self._probe(name, probed, batch_size)
+            free = [o for o in offers if o.proposer == name and o.request.request_id not in probed]
+            if free and not switch.is_on and switch.is_probe_due:
+                probes = self._probe(name, free, batch_size)
+                probed.update(probes)
+                chosen |= probes
         self._kinds |= {
             o.request.request_id: o.kind
             for o in offers

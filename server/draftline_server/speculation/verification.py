@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -59,7 +60,10 @@ class VerifyTask:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """1 to k + 1 output tokens: the draft tokens that stand, and a recovered or bonus token."""
+    """1 to k + 1 output tokens: the draft tokens that stand, and a recovered or bonus token.
+
+    None at all where the target's logits are no numbers.
+    """
 
     token_ids: tuple[int, ...]
 
@@ -93,6 +97,25 @@ def verify(logits: Tensor, tasks: Sequence[VerifyTask]) -> list[Verified]:
     """Verifies all drafts of a step. `logits` ``[sum of num_rows, vocab]`` may be written to."""
     processed = process_logits(logits, [row for task in tasks for row in task.rows()])
     drawn = sample(processed, [key for task in tasks for key in task.noise_keys()])
+    verified = _verify_drawn(processed, drawn, tasks)
+    are_numbers = _are_numbers(processed, drawn)
+    if all(are_numbers):
+        return verified
+    first_rows = accumulate((task.num_rows for task in tasks), initial=0)
+    return [
+        v if all(are_numbers[first : first + len(v.token_ids)]) else Verified(())
+        for v, first in zip(verified, first_rows, strict=False)
+    ]
+
+
+def _are_numbers(processed: Tensor, drawn: Sequence[int]) -> list[bool]:
+    """Whether each row has logits: of one without any, what was drawn is no number either."""
+    index = torch.tensor(drawn, device=processed.device).unsqueeze(1)
+    found: list[bool] = processed.gather(1, index).squeeze(1).isfinite().tolist()
+    return found
+
+
+def _verify_drawn(processed: Tensor, drawn: Sequence[int], tasks: Sequence[VerifyTask]) -> list[Verified]:
     results: list[Verified | None] = []
     by_rejection: list[_Rejection] = []
     start = 0
@@ -179,6 +202,7 @@ def _verify_by_rejection(
 def _recover(target_probs: Tensor, draft_probs: Tensor, keys: Sequence[int]) -> list[int]:
     """Draws from the part of p that q does not cover, for rows ``[rejected, vocab]``."""
     residual = (target_probs - draft_probs).clamp_(min=0.0)
-    # Where p and q are equal up to rounding, nothing is left to draw from; p itself is then right.
-    is_empty = residual.sum(dim=-1, keepdim=True) <= 1e-6
+    # Where p and q are equal up to rounding, nothing is left to draw from; p itself is then right. So it is
+    # where q is no distribution, as of a draft model that overflows: no comparison with NaN is true.
+    is_empty = ~(residual.sum(dim=-1, keepdim=True) > 1e-6)
     return sample_probs(torch.where(is_empty, target_probs, residual), keys)

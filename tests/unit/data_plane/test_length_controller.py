@@ -682,6 +682,21 @@ def test_kinds_of_drafts_are_told_apart() -> None:
     assert chosen["short"][DRAFT_MODEL] > 5 * chosen["short"]["ngram"]
 
 
+def test_probes_of_two_proposers_that_are_due_together_are_both_made() -> None:
+    controller = LengthController(settings(), seeded_costs(cpu, draft_of(0.1)))
+    controller.switch_off()
+    request = make_request("r")
+    probed: Counter[str] = Counter()
+    for _ in range(4 * MAX_PROBE_INTERVAL):
+        usable = controller.usable(1)
+        offers = [make_offer(request, name, 5) for name in ("ngram", DRAFT_MODEL) if name in usable]
+        choices = controller.choose(offers, 1)
+        for request_id, (name, length) in choices.items():
+            probed[name] += 1
+            controller.observe_draft(request_id, name, num_draft_tokens=length, num_accepted_tokens=0)
+    assert min(probed["ngram"], probed[DRAFT_MODEL]) > 0.7 * max(probed.values()) > 10
+
+
 def test_a_draft_model_that_is_wrong_is_off_while_ngrams_go_on() -> None:
     controller = LengthController(settings(), seeded_costs(cpu, draft_of(0.1)))
     costs_nothing_more = run_chain(controller, ngram_acceptance=0.8, model_acceptance=0.0, num_steps=300)

@@ -152,6 +152,69 @@ def test_waiting_requests_start_by_priority_and_then_by_arrival() -> None:
     assert [r.request_id for r in scheduler.waiting] == ["r2"]
 
 
+def test_a_waiting_request_of_higher_priority_goes_before_the_next_chunk_of_a_running_prompt() -> None:
+    scheduler = make_scheduler(max_batched_tokens=16)
+    long = make_request("long", distinct_prompt(0, 60))
+    scheduler.add(long)
+    apply(scheduler, scheduler.schedule({}))
+    scheduler.add(make_request("later", distinct_prompt(1, 4), sequence_number=1))
+    scheduler.add(make_request("urgent", distinct_prompt(2, 10), priority=10, sequence_number=2))
+    plan = scheduler.schedule({})
+    assert lengths(plan) == {"urgent": (10, 0), "long": (6, 0)}
+    assert plan.num_tokens == 16
+    apply(scheduler, plan)
+    assert lengths(scheduler.schedule({})) == {"urgent": (1, 0), "long": (15, 0)}
+    assert [r.request_id for r in scheduler.waiting] == ["later"]
+
+
+def test_a_prompt_that_goes_on_behind_an_urgent_one_still_gets_its_blocks_or_waits() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_batched_tokens=8)
+    long = make_request("long", distinct_prompt(0, 20))
+    scheduler.add(long)
+    apply(scheduler, scheduler.schedule({}))
+    scheduler.add(make_request("urgent", distinct_prompt(1, 12), priority=1, sequence_number=1))
+    seen: set[str] = set()
+    for _ in range(40):
+        plan = scheduler.schedule({})
+        apply(scheduler, plan)
+        scheduler.pool.check_integrity()
+        for request in [r for r in scheduler.running if r.num_output_tokens >= 3]:
+            seen.add(request.request_id)
+            scheduler.remove(request)
+    assert seen == {"long", "urgent"}
+    assert scheduler.pool.num_held == 0
+
+
+def test_the_blocks_of_drafts_that_did_not_stand_go_before_anyone_is_preempted() -> None:
+    scheduler = make_scheduler(num_blocks=4)
+    first = make_request("first", distinct_prompt(0, 2))
+    second = make_request("second", distinct_prompt(1, 2), sequence_number=1)
+    start(scheduler, first, second)
+    plan = scheduler.schedule({"second": 6})
+    assert lengths(plan)["second"] == (1, 6)
+    apply(scheduler, plan)  # none of it stands
+    assert len(second.block_table) == 3
+    while first.num_tokens < 6:
+        apply(scheduler, scheduler.schedule({}))
+    assert scheduler.num_preemptions == 0
+    assert (len(first.block_table), len(second.block_table)) == (2, 2)
+    scheduler.pool.check_integrity()
+
+
+def test_a_plan_names_the_blocks_that_have_new_owners() -> None:
+    scheduler = make_scheduler()
+    request = make_request(prompt=distinct_prompt(0, 9))
+    scheduler.add(request)
+    plan = scheduler.schedule({})
+    assert list(plan.fresh_blocks) == request.block_table
+    apply(scheduler, plan)
+    assert scheduler.schedule({}).fresh_blocks == ()
+    again = make_request("again", distinct_prompt(0, 9), sequence_number=1)
+    scheduler.add(again)
+    plan = scheduler.schedule({})
+    assert list(plan.fresh_blocks) == again.block_table[2:], "what the cache has is not to be cleared"
+
+
 def test_a_request_that_does_not_fit_is_not_overtaken() -> None:
     scheduler = make_scheduler(num_blocks=4)
     start(scheduler, make_request("running", distinct_prompt(0, 5)))
