@@ -23,7 +23,13 @@ from draftline_server.model.hidden_states import HiddenStateTap
 from draftline_server.model.kv_cache import KVCache
 from draftline_server.model.loader import load_model
 from draftline_server.model.runner import ModelRunner, Runner
-from draftline_server.model.startup import InspectedHead, InspectedModel, InspectedModels, InspectedPair
+from draftline_server.model.startup import (
+    InspectedHead,
+    InspectedModel,
+    InspectedModels,
+    InspectedPair,
+    naming,
+)
 from draftline_server.speculation.chain import ProposerChain
 from draftline_server.speculation.draft_head import DraftHeadProposer
 from draftline_server.speculation.draft_model import DraftModelProposer
@@ -196,8 +202,10 @@ def _build_draft_proposer(inputs: EngineInputs, draft: Runner, target: ModelRunn
 
 def build_served_pair(config: Config, inspected: InspectedModels) -> ServedPair:
     """Loads the inspected models and returns all that serving needs; the engine is not warmed up yet."""
-    target = load_model(inspected.target.directory, dtype=inspected.target.dtype, device=inspected.device)
-    draft = load_draft(inspected, target) if "draft_model" in inspected.methods else None
+    with naming("target"):
+        target = load_model(inspected.target.directory, dtype=inspected.target.dtype, device=inspected.device)
+    with naming("draft"):
+        draft = load_draft(inspected, target) if "draft_model" in inspected.methods else None
     tokenizer = inspected.target.tokenizer
     engine = assemble_engine(
         EngineInputs(

@@ -84,6 +84,9 @@ FAULTS: dict[str, tuple[Callable[[HeadFiles], object], str]] = {
     "another kind": (lambda f: f.describe(speculators_model_type="mtp"), "mtp is not supported"),
     "no layer": (lambda f: f.describe(transformer_layer_config=None), "transformer_layer_config is missing"),
     "another layer": (lambda f: f.describe_layer(model_type="gpt2"), "model_type gpt2 is not supported"),
+    "a list of layers": (lambda f: f.describe_layer(model_type=[]), "model_type [] is not supported"),
+    "unknown activation": (lambda f: f.describe_layer(hidden_act="step"), "config.json: there is no 'step'"),
+    "no layers": (lambda f: f.describe_layer(num_hidden_layers=0), "num_hidden_layers is 0, at least 1"),
     "nonsense in the layer": (lambda f: f.describe_layer(num_attention_heads="x"), "num_attention_heads"),
     "moving rope": (
         lambda f: f.describe_layer(

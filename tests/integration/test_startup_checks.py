@@ -145,6 +145,24 @@ def reverse_merges(pair: Pair) -> None:
     path.write_text(json.dumps(document))
 
 
+def split_off_head(pair: Pair) -> None:
+    """Into a second file beside `WEIGHTS`, of which transformers would never know."""
+    tensors = load_file(pair.draft / WEIGHTS)
+    save_file({"lm_head.weight": tensors.pop("lm_head.weight")}, pair.draft / "head.safetensors")
+    save_file(tensors, pair.draft / WEIGHTS, metadata={"format": "pt"})
+    weight_map = dict.fromkeys(tensors, WEIGHTS) | {"lm_head.weight": "head.safetensors"}
+    (pair.draft / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+def no_tokens(pair: Pair) -> None:
+    path = pair.target / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["model"] |= {"vocab": {}, "merges": []}
+    path.write_text(json.dumps(document | {"added_tokens": [], "post_processor": None}))
+    generic = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (pair.target / "tokenizer_config.json").write_text(json.dumps(generic))
+
+
 Fault = tuple[str, Callable[[Pair], object], type[StartupError], str]
 
 # fmt: off
@@ -180,6 +198,11 @@ DIRECTORY_FAULTS: list[Fault] = [
      "generation_config.json: eos_token_id 384 is not in [0, 384)"),
     ("no-tokenizer", lambda p: (p.draft / "tokenizer.json").unlink(), ModelError,
      f"{DRAFT_KEY}…/draft: no tokenizer: none of tokenizer.json, "),
+    ("tokenizer-class-is-a-list",
+     lambda p: edit_json(p.target / "tokenizer_config.json", tokenizer_class=["x"]), ModelError,
+     f"{TARGET_KEY}…/target: its tokenizer cannot be loaded: "),
+    ("tokenizer-without-tokens", no_tokens, ModelError,
+     f"{TARGET_KEY}…/target: its tokenizer has no tokens"),
     ("tokenizer-cut", lambda p: truncate(p.target / "tokenizer.json", 1000), ModelError,
      f"{TARGET_KEY}…/target/tokenizer.json: not valid JSON"),
 ]
@@ -207,7 +230,13 @@ WEIGHT_FAULTS: list[Fault] = [
      f"{DRAFT_KEY}…/draft/{INDEX}: names 1 missing file: model-00002-of-00002.safetensors"),
     ("index-beside-whole-weights", lambda p: (p.draft / INDEX).write_text(
         json.dumps({"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}})), ModelError,
-     f"{DRAFT_KEY}…/draft/{INDEX}: {WEIGHTS} is there, too, and not in the index; delete the stale one"),
+     f"{DRAFT_KEY}…/draft/{INDEX}: names other files than {WEIGHTS}, which is there, too; delete the stale "),
+    ("index-of-whole-weights-and-another-file", split_off_head, ModelError,
+     f"{DRAFT_KEY}…/draft/{INDEX}: names other files than {WEIGHTS}, which is there, too; "),
+    ("weights-of-another-name", steps(
+        lambda p: shutil.copy(p.draft / WEIGHTS, p.draft / "other.safetensors"),
+        lambda p: edit_json(p.draft / "config.json", transformers_weights="other.safetensors")), ModelError,
+     f"{DRAFT_KEY}…/draft/config.json: transformers_weights is not supported"),
     ("index-names-an-absent-tensor",
      lambda p: edit_index(p, lambda m: m.update({"model.layers.7.x": p.shard(2).name})), ModelError,
      f"{INDEX}: names 1 tensor that model-00002-of-00003.safetensors lacks: model.layers.7.x"),
@@ -252,6 +281,9 @@ WEIGHT_FAULTS: list[Fault] = [
      ModelError, f"{WEIGHTS}: damaged: its header is not valid JSON"),
     ("header-without-offsets",
      lambda p: edit_header(p.draft / WEIGHTS, lambda h: first_tensor(h).pop("data_offsets")), ModelError,
+     f"{WEIGHTS}: damaged: the header's entry of tensor "),
+    ("endless-shape",
+     lambda p: edit_header(p.draft / WEIGHTS, lambda h: first_tensor(h).update(shape=[math.inf])), ModelError,
      f"{WEIGHTS}: damaged: the header's entry of tensor "),
     ("shape-does-not-fit-its-bytes",
      lambda p: edit_header(p.draft / WEIGHTS, lambda h: first_tensor(h).update(shape=[3])), ModelError,
@@ -335,8 +367,8 @@ DEVICE_FAULTS: list[Fault] = [
     ("no-gpu", lambda p: p.document.update(device="cuda"), ResourceError,
      "device: cuda is asked for, but this installation of torch "),
     ("pool-too-small", lambda p: p.set("inference", kv_cache_memory="16KiB"), ResourceError,
-     "inference.kv_cache_memory: the pool of 16.00 KiB is too small for one request of "
-     "inference.max_context_length (512 tokens), which needs 384.00 KiB"),
+     "inference.kv_cache_memory: the pool of 16.00 KiB is too small, one request of 512 tokens needs 384.00 "
+     "KiB; raise it or lower inference.max_context_length"),
     ("pool-too-large", lambda p: p.set("inference", kv_cache_memory="8GiB"), ResourceError,
      "inference.kv_cache_memory: 8.00 GiB do not fit; "),
 ]
@@ -424,6 +456,30 @@ def test_what_config_json_says_of_outputs_changes_nothing(zoo: ModelZoo, tmp_pat
     edit_json(directory / "config.json", **settings)
     config = parse_config({"device": "cpu", "models": {"target_model": {"path": str(directory)}}})
     build_served_pair(config, inspect_models(config)).engine.warm_up()
+
+
+@pytest.mark.parametrize(
+    "value", [{"num_return_sequences": 2}, {"max_new_tokens": 0}, {"early_stopping": "yes"}], ids=str
+)
+def test_what_generation_config_json_says_beside_its_end_tokens_is_for_others(
+    pair: Pair, value: dict[str, Any]
+) -> None:
+    edit_json(pair.target / "generation_config.json", **value)
+    config = parse_config(pair.document)
+    inspected = inspect_models(config)
+    assert inspected.target.facts.eos_token_ids == tuple(EOS_IDS)
+    build_served_pair(config, inspected).engine.warm_up()
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_tensor_that_only_the_loader_misses_is_not_made_up(pair: Pair, role: str) -> None:
+    config = parse_config(pair.document)
+    inspected = inspect_models(config)
+    path = pair.shard(2) if role == "target" else pair.draft / WEIGHTS
+    edit_tensors(path, lambda t: t.pop("model.norm.weight"))
+    with pytest.raises(ModelError, match=rf"^models\.{role}_model\.path: .*model\.norm\.weight") as caught:
+        build_served_pair(config, inspected)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -96,9 +96,12 @@ class _Matcher:
             self._borders[end] = self._extend(self._borders[end - 1], stop[end])
 
     def push(self, character: str) -> bool:
-        """True where the stop string is complete; nothing may follow then."""
+        """True where the stop string is complete."""
         self.num_matched = self._extend(self.num_matched, character)
-        return self.num_matched == len(self.stop)
+        if self.num_matched < len(self.stop):
+            return False
+        self.num_matched = self._borders[-1]  # its end may begin another one
+        return True
 
     def _extend(self, num_matched: int, character: str) -> int:
         while num_matched and self.stop[num_matched] != character:
@@ -114,18 +117,18 @@ class StopChecker:
         self._include_stop = include_stop
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, StopMatch | None]:
+    def push(self, text: str, *, may_stop: bool = True) -> tuple[str, StopMatch | None]:
         """Returns the text that is safe to emit, and the stop string where one is complete.
 
-        The match that ends first wins, so that the chunks the text comes in make no difference; of those
-        that end together, the longest.
+        One that is complete where nothing may stop is text like any other. The match that ends first wins,
+        so that the chunks the text comes in make no difference; of those that end together, the longest.
         """
         if not self._matchers:
             return text, None
         held = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
             complete = [matcher.stop for matcher in self._matchers if matcher.push(character)]
-            if complete:
+            if complete and may_stop:
                 stop = max(complete, key=len)
                 self._held = ""
                 return held[: end if self._include_stop else end - len(stop)], StopMatch(stop)

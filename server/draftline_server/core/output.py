@@ -43,13 +43,10 @@ class RequestOutput:
         may_stop = request.num_output_tokens >= request.spec.sampling.min_tokens
         if token_id in self.end_token_ids and may_stop:
             return self._finish(FinishReason.STOP, token_id)
-        text = self._decoder.push(token_id)
-        if may_stop:
-            text, match = self._stops.push(text)
-            if match is not None:
-                self._text.append(text)
-                return self._finish(FinishReason.STOP, match.stop, is_text_complete=True)
+        text, match = self._stops.push(self._decoder.push(token_id), may_stop=may_stop)
         self._text.append(text)
+        if match is not None:
+            return self._finish(FinishReason.STOP, match.stop, is_text_complete=True)
         if request.num_remaining_tokens <= 0:
             return self._finish(FinishReason.LENGTH, None)
         return False

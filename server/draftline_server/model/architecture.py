@@ -121,7 +121,7 @@ def read_config(directory: Path) -> PreTrainedConfig:
             directory, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # whatever a wrong value makes transformers raise
-        raise ModelError(f"{path}: {_first_cause(error)}") from error
+        raise ModelError(f"{path}: {first_cause(error)}") from error
     _check_config(path, config)
     return config
 
@@ -147,7 +147,7 @@ def build_skeleton(directory: Path, config: PreTrainedConfig) -> Skeleton:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # a config that contradicts itself fails somewhere inside the model
-        raise ModelError(f"{directory / 'config.json'}: {_first_cause(error)}") from error
+        raise ModelError(f"{directory / 'config.json'}: {first_cause(error)}") from error
     return Skeleton(
         shapes={name: tuple(tensor.shape) for name, tensor in model.state_dict().items()},
         tied=dict(model.all_tied_weights_keys),
@@ -205,6 +205,11 @@ def _check_document(path: Path, document: Mapping[str, Any]) -> None:
         raise ModelError(f"{path}: {model_type} has an encoder; only decoder-only models are supported")
     if document.get("quantization_config"):
         raise ModelError(f"{path}: its weights are quantized (quantization_config), which is not supported")
+    if document.get("transformers_weights"):
+        raise ModelError(
+            f"{path}: transformers_weights is not supported; weights are in model.safetensors, or where its "
+            "index says"
+        )
     if model_type not in _SUPPORTED:
         known = ", ".join(_SUPPORTED)
         reason = _REASONS.get(model_type, f"the engine does not know it (it knows {known})")
@@ -223,13 +228,18 @@ def _check_config(path: Path, config: PreTrainedConfig) -> None:
     for key in ("add_cross_attention", "use_bidirectional_attention", "reorder_and_upcast_attn"):
         if getattr(config, key, None):
             raise ModelError(f"{path}: {key} is not supported")
-    for key, least in _LEAST.items():
-        if getattr(config, key) < least:
-            raise ModelError(f"{path}: {key} is {getattr(config, key)}, at least {least} is needed")
+    check_least(path, config)
     for rope_type in sorted(rope_types(config) & BATCH_DEPENDENT_ROPE):
         raise ModelError(
             f"{path}: rope_type {rope_type} is not supported: it changes with the longest sequence of a batch"
         )
+
+
+def check_least(path: Path, config: PreTrainedConfig) -> None:
+    """Raises `ModelError` for sizes with which there is no model."""
+    for key, least in _LEAST.items():
+        if getattr(config, key) < least:
+            raise ModelError(f"{path}: {key} is {getattr(config, key)}, at least {least} is needed")
 
 
 def rope_types(config: PreTrainedConfig) -> set[str]:
@@ -252,7 +262,7 @@ def _sliding_windows(config: PreTrainedConfig) -> tuple[int | None, ...]:
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
 
 
-def _first_cause(error: BaseException) -> str:
+def first_cause(error: BaseException) -> str:
     """The innermost message on one line: the outer ones only repeat which file was read."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -4,8 +4,9 @@ A loader that finds a weight missing makes one up, and the model answers nonsens
 the model needs must be in the files, whole, and of the right shape. Only headers are read here.
 
 Choices: weights are safetensors. A directory with both model.safetensors and an index that names other
-files is refused, since it does not say which one is stale. Safetensors files that neither is nor names
-are ignored and reported, and so are tensors that the model does not have, as transformers does.
+files is refused: it does not say which one is stale, and transformers would read the single file alone.
+Safetensors files that neither is nor names are ignored and reported, and so are tensors that the model does
+not have, as transformers does.
 """
 
 from __future__ import annotations
@@ -67,9 +68,10 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     if index.exists():
         weight_map = _read_index(index)
         shards = sorted(set(weight_map.values()))
-        if single.exists() and WEIGHTS_NAME not in shards:
+        if single.exists() and shards != [WEIGHTS_NAME]:
             raise ModelError(
-                f"{index}: {WEIGHTS_NAME} is there, too, and not in the index; delete the stale one"
+                f"{index}: names other files than {WEIGHTS_NAME}, which is there, too; delete the stale one, "
+                "or rename the shard"
             )
         tensors = _read_shards(directory, weight_map, shards)
         files = tuple(directory / name for name in shards)

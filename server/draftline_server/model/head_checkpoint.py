@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from draftline_server.errors import ModelError, PairMismatchError
 from draftline_server.model import attention
-from draftline_server.model.architecture import ModelFacts
+from draftline_server.model.architecture import ModelFacts, first_cause
 from draftline_server.model.checkpoint import (
     INDEX_NAME,
     Checkpoint,
@@ -67,8 +67,11 @@ def read_head_checkpoint(directory: Path, config: HeadConfig) -> HeadCheckpoint:
     weights = read_checkpoint(directory)
     where = weights.files[0] if len(weights.files) == 1 else directory / INDEX_NAME
     found = {own_name(name): entry for name, entry in weights.tensors.items()}
-    with torch.device("meta"):
-        head = DraftHead(config, embedding=None, attention=attention.IMPLEMENTATION)
+    try:
+        with torch.device("meta"):
+            head = DraftHead(config, embedding=None, attention=attention.IMPLEMENTATION)
+    except Exception as error:  # a config that contradicts itself fails somewhere inside the layers
+        raise ModelError(f"{directory / 'config.json'}: {first_cause(error)}") from error
     own = head.state_dict()
     has_own_size = config.layer.hidden_size != config.target_hidden_size
     optional = set() if has_own_size else {EMBEDDING, OUTPUT}

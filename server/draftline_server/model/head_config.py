@@ -15,7 +15,13 @@ from typing import Any
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from draftline_server.errors import ModelError, PairMismatchError
-from draftline_server.model.architecture import BATCH_DEPENDENT_ROPE, ModelFacts, read_json_object, rope_types
+from draftline_server.model.architecture import (
+    BATCH_DEPENDENT_ROPE,
+    ModelFacts,
+    check_least,
+    read_json_object,
+    rope_types,
+)
 
 _LAYER_CONFIGS: Mapping[str, type[PreTrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -115,7 +121,7 @@ def _read_older(path: Path, document: Mapping[str, Any], target: ModelFacts) -> 
 
 def _layer_config(path: Path, layer: Mapping[str, Any], *, prefix: str = "") -> PreTrainedConfig:
     model_type = layer.get("model_type", "llama")
-    if model_type not in _LAYER_CONFIGS:
+    if not isinstance(model_type, str) or model_type not in _LAYER_CONFIGS:
         known = ", ".join(_LAYER_CONFIGS)
         raise ModelError(f"{path}: {prefix}model_type {model_type} is not supported in a draft head: {known}")
     fields = {key: value for key, value in layer.items() if key not in ("model_type", "architectures")}
@@ -156,6 +162,7 @@ def _check_verifier(path: Path, document: Mapping[str, Any], target: ModelFacts)
 def _check(path: Path, config: HeadConfig, target: ModelFacts) -> None:
     if config.norm_before_fc and config.fc_norm:
         raise ModelError(f"{path}: norm_before_fc and fc_norm exclude each other")
+    check_least(path, config.layer)
     for rope_type in sorted(rope_types(config.layer) & BATCH_DEPENDENT_ROPE):
         raise ModelError(f"{path}: rope_type {rope_type} is not supported")
     if config.layer.model_type == "llama" and "sliding_attention" in (

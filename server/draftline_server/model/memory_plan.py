@@ -5,7 +5,8 @@ that it does not have. The pool is sized once, at start-up; running out of it la
 
 On CUDA the pool is what `inference.memory_fraction` of the GPU's memory leaves after both models' weights
 and the reserves. On a CPU, where the memory is the container's and nothing else may touch it, the pool is
-a tenth of the limit, at most 4 GiB, and at most what the running requests could fill twice over.
+a tenth of the limit, at most 4 GiB, and at most what the running requests could fill twice over; but never
+less than one request of the longest context takes.
 `inference.kv_cache_memory` fixes it on both.
 """
 
@@ -22,7 +23,7 @@ from draftline_server.model.architecture import ModelFacts
 from draftline_server.model.attention import MAX_CAPPED_QUERIES
 from draftline_server.model.hidden_states import MAX_KEPT_TOKENS
 
-CPU_POOL_SHARE = 10
+_CPU_POOL_SHARE = 10
 _CPU_POOL_BYTES = 4 * 2**30
 _CPU_POOL_REUSE = 2
 """How many times over the running requests could fill the default pool of a CPU: the rest is prefix cache."""
@@ -185,13 +186,18 @@ def check_memory_plan(plan: MemoryPlan) -> None:
             f"inference.kv_cache_memory: {format_bytes(pool_bytes)} do not fit; weights and working memory "
             f"leave {format_bytes(left)} of {limit}"
         )
-    if plan.num_blocks < plan.request_blocks:
-        pool_bytes = plan.pool_bytes if pool_bytes is None else pool_bytes
+    if plan.num_blocks >= plan.request_blocks:
+        return
+    request = f"one request of {plan.max_context_length} tokens needs {format_bytes(plan.request_bytes)}"
+    if pool_bytes is None:
         raise MemoryShortageError(
-            f"inference.kv_cache_memory: the pool of {format_bytes(pool_bytes)} is too small for one request "
-            f"of inference.max_context_length ({plan.max_context_length} tokens), which needs "
-            f"{format_bytes(plan.request_bytes)}; raise the one or lower the other"
+            f"inference.max_context_length: {request} of KV cache; weights and working memory leave "
+            f"{format_bytes(left)} of {limit}"
         )
+    raise MemoryShortageError(
+        f"inference.kv_cache_memory: the pool of {format_bytes(pool_bytes)} is too small, {request}; raise "
+        "it or lower inference.max_context_length"
+    )
 
 
 def _model_memory(model: PlannedModel, block_size: int) -> ModelMemory:
@@ -244,5 +250,5 @@ def _choose_pool_bytes(config: Config, plan: MemoryPlan) -> int:
     if not plan.budget.is_cpu:
         return left
     useful = config.server.max_concurrent_requests * plan.request_blocks * _CPU_POOL_REUSE
-    share = min(plan.limit_bytes // CPU_POOL_SHARE, _CPU_POOL_BYTES)
-    return min(share, left, useful * plan.block_bytes)
+    share = min(plan.limit_bytes // _CPU_POOL_SHARE, _CPU_POOL_BYTES)
+    return min(max(share, plan.request_bytes), left, useful * plan.block_bytes)

@@ -16,7 +16,7 @@ from draftline_server.config import Config
 from draftline_server.core.byte_size import format_bytes
 from draftline_server.errors import MemoryShortageError
 from draftline_server.model.cpu_layers import compute_dtype
-from draftline_server.model.memory_plan import CPU_POOL_SHARE, MemoryBudget, MemoryPlan, check_memory_plan
+from draftline_server.model.memory_plan import MemoryBudget, MemoryPlan, check_memory_plan
 from draftline_server.model.startup import InspectedModel, InspectedPair, plan_memory
 
 _MIB = 2**20
@@ -128,9 +128,9 @@ def _changes(
 
 
 def _pool_mib(plan: MemoryPlan) -> int:
-    """A pool that holds one request, where a fixed one is too large or the default of a CPU too small."""
+    """One that holds a request, where the configured pool is too large or too small; 0 for the default."""
     if plan.configured_pool_bytes is None:
-        return math.ceil(plan.request_bytes / _MIB) if plan.budget.is_cpu else 0
+        return 0
     left = (plan.limit_bytes - plan.fixed_bytes) // _MIB
     return max(min(left, plan.configured_pool_bytes // _MIB), math.ceil(plan.request_bytes / _MIB))
 
@@ -151,8 +151,7 @@ def _more_memory(
     config: Config, inspected: InspectedPair, plan: MemoryPlan
 ) -> Iterator[tuple[str, Config, InspectedPair, MemoryBudget]]:
     if plan.budget.is_cpu:
-        default_pool = plan.request_bytes * CPU_POOL_SHARE if plan.configured_pool_bytes is None else 0
-        needed, what = max(plan.required_bytes, default_pool), "a memory limit of the container"
+        needed, what = plan.required_bytes, "a memory limit of the container"
     else:
         needed, what = math.ceil(plan.required_bytes / config.inference.memory_fraction), "an accelerator"
     gib = math.ceil(needed / _GIB)

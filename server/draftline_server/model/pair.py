@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from draftline_server.errors import ConfigError, ModelError, PairMismatchError
+from draftline_server.errors import ConfigError, InvalidRequestError, ModelError, PairMismatchError
 from draftline_server.model.architecture import ModelFacts
 from draftline_server.model.tokenizer import Tokenizer
 
@@ -45,11 +45,19 @@ def check_tokenizers(target: Tokenizer, draft: Tokenizer) -> None:
     if target_map != draft_map:
         raise PairMismatchError(_explain_difference(target_map, draft_map))
     for probe in _PROBES:
-        if target.encode_plain(probe) != draft.encode_plain(probe):
+        if _encode(target, probe) != _encode(draft, probe):
             raise PairMismatchError(
                 f"its tokenizer has the target's {len(target_map)} tokens, but cuts {_quote(probe)} "
                 "in another way"
             )
+
+
+def _encode(tokenizer: Tokenizer, probe: str) -> list[int] | None:
+    """None where it cannot: then neither may the other one."""
+    try:
+        return tokenizer.encode_plain(probe)
+    except InvalidRequestError:
+        return None
 
 
 def check_context_lengths(

@@ -89,7 +89,7 @@ def _entry(path: Path, name: str, value: Any) -> TensorEntry:
     try:
         begin, end = value["data_offsets"]
         entry = TensorEntry(str(value["dtype"]), tuple(map(int, value["shape"])), int(begin), int(end))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: damaged: the header's entry of tensor {name} is not complete") from error
     bits = _BITS.get(entry.dtype)
     if bits is not None and math.prod(entry.shape) * bits != (entry.end - entry.begin) * 8:

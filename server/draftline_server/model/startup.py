@@ -6,6 +6,7 @@ what cannot be known before. Every fault is one line that begins with the config
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from draftline_server.config import Config, Method, ModelConfig
 from draftline_server.core.digest import ModelDigest, compute_model_digest, compute_pair_digest
-from draftline_server.errors import ConfigError, ModelError, PairMismatchError
+from draftline_server.errors import ConfigError, ModelError, PairMismatchError, StartupError
 from draftline_server.model import architecture, checkpoint, cpu_kernels, device, memory_plan, pair
 from draftline_server.model.architecture import ModelFacts, Skeleton
 from draftline_server.model.checkpoint import Checkpoint
@@ -34,6 +35,9 @@ from draftline_server.model.tokenizer import Tokenizer
 Role = Literal["target", "draft"]
 
 ACCELERATOR_FLAG = "--accelerator-memory"
+_SHOWN_CHARACTERS = 200
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +137,7 @@ def inspect_pair(
         draft = _inspect_draft(config.models.draft_model, target, where)
         report(draft)
         if isinstance(draft, InspectedLanguageModel):
-            with _naming("draft"):
+            with naming("draft"):
                 pair.check_tokenizers(target.tokenizer, draft.tokenizer)
     limits_context = config.uses_draft_model and isinstance(draft, InspectedLanguageModel)
     max_context_length = pair.check_context_lengths(
@@ -152,7 +156,7 @@ def inspect_pair(
 
 def _inspect_draft(model: ModelConfig, target: InspectedLanguageModel, where: torch.device) -> InspectedModel:
     """A head is told from a full model by its config.json."""
-    with _naming("draft"):
+    with naming("draft"):
         checkpoint.check_directory(model.path)
         is_head = is_draft_head(model.path)
     if is_head:
@@ -163,7 +167,7 @@ def _inspect_draft(model: ModelConfig, target: InspectedLanguageModel, where: to
 def inspect_head(model: ModelConfig, target: InspectedLanguageModel, *, where: torch.device) -> InspectedHead:
     """Checks a head's config, weights and vocabulary maps against its target."""
     directory = model.path
-    with _naming("draft"):
+    with naming("draft"):
         head = read_head_config(directory, target.facts)
         weights = read_head_checkpoint(directory, head)
         facts = describe_head(head, weights)
@@ -187,7 +191,7 @@ def inspect_head(model: ModelConfig, target: InspectedLanguageModel, *, where: t
 def inspect_model(model: ModelConfig, *, role: Role, where: torch.device) -> InspectedLanguageModel:
     """Checks one model's directory, architecture, weights, dtype and tokenizer."""
     directory = model.path
-    with _naming(role):
+    with naming(role):
         checkpoint.check_directory(directory)
         config = architecture.read_config(directory)
         weights = checkpoint.read_checkpoint(directory)
@@ -207,7 +211,7 @@ def inspect_model(model: ModelConfig, *, role: Role, where: torch.device) -> Ins
         device=where,
         key=f"models.{role}_model.dtype",
     )
-    with _naming(role):
+    with naming(role):
         digest = compute_model_digest(directory)
     return InspectedLanguageModel(
         role=role,
@@ -333,7 +337,7 @@ def _usable_methods(config: Config) -> tuple[Method, ...]:
 
 
 @contextmanager
-def _naming(role: Role) -> Iterator[None]:
+def naming(role: Role) -> Iterator[None]:
     """Puts the configuration key before what is wrong with a model."""
     try:
         yield
@@ -341,6 +345,12 @@ def _naming(role: Role) -> Iterator[None]:
         raise type(error)(f"{_key(role)}: {error}") from error
     except OSError as error:  # of any file or folder; the checks name those that they know
         raise ModelError(f"{_key(role)}: {error.filename}: cannot be read: {error.strerror}") from error
+    except StartupError:
+        raise
+    except Exception as error:  # what libraries raise for files that nobody has thought of
+        _logger.debug("a model cannot be used", exc_info=True)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:_SHOWN_CHARACTERS]
+        raise ModelError(f"{_key(role)}: cannot be used: {reason}") from error
 
 
 def _key(role: Role) -> str:

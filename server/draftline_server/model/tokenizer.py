@@ -39,7 +39,7 @@ from draftline_server.model.architecture import read_json_object
 
 # Unicode keeps these code points out of text for good.
 _SEPARATOR = "\ufdd0\ufdef"
-_GENERIC_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
+_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _STANDARD_ROLES = frozenset({"system", "user", "assistant"})
 _QUOTED_NAME = re.compile(r"""['"]([A-Za-z][A-Za-z0-9_-]{0,31})['"]""")
@@ -73,6 +73,8 @@ class Tokenizer:
             raise ModelError(f"{directory}: its tokenizer cannot be loaded: {reason}") from error
         if not isinstance(backend, PreTrainedTokenizerFast):
             raise ModelError(f"{directory}: no tokenizer.json, nor files that transformers turns into one")
+        if not backend.get_vocab():
+            raise ModelError(f"{directory}: its tokenizer has no tokens")
         try:
             tokenizer = cls(backend)
             tokenizer.try_chat()
@@ -104,14 +106,14 @@ class Tokenizer:
 
         Raises `InvalidRequestError` for a text without any token: a model needs one to start from.
         """
-        ids = _encode(self._backend, text, add_special_tokens=True)
+        ids = _encode(self._backend, text, field="text", add_special_tokens=True)
         if not ids:
             raise InvalidRequestError("text", "is empty, and this model has no token that begins a text")
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of `text` alone; may be empty."""
-        return _encode(self._backend, text, add_special_tokens=False)
+        return _encode(self._backend, text, field="text", add_special_tokens=False)
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """Ids of (role, content) messages and the beginning of the assistant's answer.
@@ -134,13 +136,17 @@ class Tokenizer:
         return text
 
 
-def _encode(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+def _encode(backend: tokenizers.Tokenizer, text: str, *, field: str, add_special_tokens: bool) -> list[int]:
     """Ids of one text.
 
     In a batch of its own, because `encode` holds the interpreter's lock, for seconds where a text is long;
-    the fast variant leaves out offsets, which nobody reads.
+    the fast variant leaves out offsets, which nobody reads. Raises `InvalidRequestError` for a text that a
+    tokenizer without an unknown token cannot spell.
     """
-    encodings = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    try:
+        encodings = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    except Exception as error:  # the backend raises nothing more special
+        raise InvalidRequestError(field, "has characters for which this model has no token") from error
     ids: list[int] = encodings[0].ids
     return ids
 
@@ -186,7 +192,7 @@ class _ChatEncoder:
                 raise InvalidRequestError(f"chat.messages[{index}].content", reason)
 
     def _encode_rendered(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        ids = _encode(self._backend, self._render(messages), add_special_tokens=False)
+        ids = _encode(self._backend, self._render(messages), field="chat.messages", add_special_tokens=False)
         return [token_id for token_id in ids if token_id != self._separator_id]
 
     def _render(self, messages: Sequence[tuple[str, str]]) -> str:

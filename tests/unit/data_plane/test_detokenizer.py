@@ -226,6 +226,28 @@ class TestStopChecker:
         assert checker.flush() == "<"
         assert checker.flush() == ""
 
+    @pytest.mark.parametrize(
+        ("stop", "text", "allowed_from", "expected"),
+        [
+            ("ab", "xabyab", 4, ("xaby", "ab")),  # the first one ends too early
+            ("ab", "xab", 2, ("x", "ab")),  # begins before, ends where it may
+            ("aba", "ababa", 4, ("ab", "aba")),  # begins with the end of one that did not count
+            ("ab", "xab", 9, ("xab", None)),
+        ],
+    )
+    def test_a_stop_string_that_ends_where_nothing_may_stop_is_text(
+        self, stop: str, text: str, allowed_from: int, expected: tuple[str, str | None]
+    ) -> None:
+        checker = StopChecker([stop], include_stop=False)
+        passed, found = "", None
+        for index, character in enumerate(text):
+            more, match = checker.push(character, may_stop=index >= allowed_from)
+            passed += more
+            if match is not None:
+                found = match.stop
+                break
+        assert (passed if found else passed + checker.flush(), found) == expected
+
     @pytest.mark.parametrize("seed", range(6))
     def test_random_streams_never_leak_a_stop_string_nor_lose_text(self, seed: int) -> None:
         rng = random.Random(seed)

@@ -123,6 +123,13 @@ def test_a_cpu_gives_the_pool_a_modest_share(total: int, expected: int) -> None:
     assert 0 <= expected - plan.pool_bytes < plan.block_bytes
 
 
+def test_a_cpu_has_room_for_one_request_of_the_longest_context_where_that_fits() -> None:
+    plan = make_plan(make_config(), make_budget(30 * GIB, is_cpu=True), max_context_length=32768)
+    assert plan.request_bytes == 5 * GIB > 3 * GIB
+    assert plan.pool_bytes == plan.request_bytes
+    check_memory_plan(plan)
+
+
 def test_a_small_model_on_a_cpu_gets_no_more_than_its_requests_can_fill_twice() -> None:
     tiny = dataclasses.replace(TARGET, num_layers=1, num_kv_heads=1, head_dim=8, num_parameters=1000)
     planned = PlannedModel(tiny, weight_dtype_bytes=4, compute_dtype_bytes=4)
@@ -171,18 +178,17 @@ def test_logits_rows_never_exceed_the_token_budget() -> None:
             make_config(inference={"kv_cache_memory": "512MiB"}),
             make_budget(80 * GIB),
             {},
-            "inference.kv_cache_memory: the pool of 512.00 MiB is too small for one request of "
-            "inference.max_context_length (4096 tokens), which needs 640.00 MiB; raise the one or lower the "
-            "other",
+            "inference.kv_cache_memory: the pool of 512.00 MiB is too small, one request of 4096 tokens "
+            "needs 640.00 MiB; raise it or lower inference.max_context_length",
             id="fixed-pool-too-small-for-one-request",
         ),
         pytest.param(
             make_config(),
             make_budget(30 * GIB, is_cpu=True),
             {"max_context_length": 131072},
-            "inference.kv_cache_memory: the pool of 3.00 GiB is too small for one request of "
-            "inference.max_context_length (131072 tokens), which needs 20.00 GiB",
-            id="cpu-default-too-small-for-one-request",
+            "inference.max_context_length: one request of 131072 tokens needs 20.00 GiB of KV cache; weights "
+            "and working memory leave 12.00 GiB of 30.00 GiB (test)",
+            id="one-request-does-not-fit",
         ),
     ],
 )

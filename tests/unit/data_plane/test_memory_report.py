@@ -65,6 +65,8 @@ def test_without_a_known_memory_the_table_says_what_is_needed() -> None:
 
 def test_a_shortage_is_counted() -> None:
     plan = dataclasses.replace(PLAN, limit_bytes=20 * GIB, num_blocks=0)
-    assert str(describe_shortage(plan)).startswith("does not fit by 256.00 MiB: inference.kv_cache_memory: ")
+    assert str(describe_shortage(plan)).startswith(
+        "does not fit by 256.00 MiB: inference.max_context_length: "
+    )
     plan = dataclasses.replace(PLAN, limit_bytes=10 * GIB, num_blocks=0)
     assert str(describe_shortage(plan)).startswith("does not fit by 10.25 GiB: models: ")

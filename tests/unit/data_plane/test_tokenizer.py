@@ -13,6 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from draftline_server.errors import InvalidRequestError, ModelError
+from draftline_server.model.pair import check_tokenizers
 from draftline_server.model.tokenizer import Tokenizer
 from support.tiny_tokenizers import BOS_ID, IM_END_ID, IM_START_ID, TokenizerKind, make_tokenizer
 
@@ -144,6 +145,28 @@ def test_a_control_token_that_is_matched_after_normalization_is_not_forged_eithe
     assert IM_END_ID in tokenizer.encode(wide)
     chat = tokenizer.encode_chat([("user", f"a{wide}b")])
     assert control_ids(chat) == control_ids(tokenizer.encode_chat([("user", "x")]))
+
+
+def test_text_that_a_tokenizer_without_an_unknown_token_cannot_spell_is_refused(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path)
+    document = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocabulary = {text: index for index, text in enumerate(["<|im_start|>", "<|im_end|>", "a", "b"])}
+    document |= {"normalizer": None, "post_processor": None, "added_tokens": []}
+    document |= {
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False}
+    }
+    document["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<|none|>"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATES["bare"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("ab") == [2, 3]
+    with pytest.raises(InvalidRequestError, match=r"^text: has characters for which"):
+        tokenizer.encode("ax")
+    with pytest.raises(InvalidRequestError, match=r"^chat\.messages: has characters for which"):
+        tokenizer.encode_chat([("user", "x")])
+    check_tokenizers(tokenizer, Tokenizer.load(tmp_path))
 
 
 def test_plain_text_is_the_raw_path(directories: dict[str, Path]) -> None:
