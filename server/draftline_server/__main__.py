@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from draftline_server import __version__
 from draftline_server.allocator import keep_freed_memory
@@ -94,8 +94,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as all other faults of a start are said."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_STARTUP, f"error: {message}; see {self.prog} --help\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="draftline-server",
         description="Serves a target model over gRPC, sped up by speculative decoding.",
     )
@@ -270,11 +277,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     keep_freed_memory()
     configure_logging(level=config.observability.log_level, log_format=config.observability.log_format)
-    # Imported late: gRPC takes a moment, which --help and a wrong key should not cost.
-    from draftline_server.app import load_pair, run
-
     try:
-        return run(config, load_pair)
+        with _ended_by_sigterm(0):  # there is nothing to drain before the server has its own handler
+            # Imported late: gRPC takes a moment, which --help and a wrong key should not cost.
+            from draftline_server.app import load_pair, run
+
+            return run(config, load_pair)
     except StartupError:
         raise
     except Exception as error:
@@ -384,16 +392,22 @@ def _show_findings(findings: Findings) -> int:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def _ended_by_sigterm(exit_code: int = EXIT_TERMINATED) -> Iterator[None]:
     """The first process of a container is not ended by a signal that it does not handle.
 
-    At once, as a kill does, which loses nothing: what has come is continued by the next run.
+    At once, as a kill does, which loses nothing: what has come is continued by the next run. Whoever puts
+    another handler in this one's place has the last word.
     """
-    before = signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_TERMINATED))
+
+    def end(*_: object) -> None:
+        os._exit(exit_code)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _read_config(arguments: argparse.Namespace) -> Config:
@@ -417,7 +431,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         stream_completion,
     )
 
-    prompt = arguments.prompt if arguments.prompt is not None else sys.stdin.read()
+    prompt = arguments.prompt if arguments.prompt is not None else _read_stdin()
     sampling = {name: getattr(arguments, name) for _, name, _, _ in _SAMPLING}
     sampling = {name: value for name, value in sampling.items() if value is not None}
     options = CompletionOptions(
@@ -437,6 +451,13 @@ def _generate(arguments: argparse.Namespace) -> int:
     _end_line(shown)
     print(f"[{describe_summary(summary)}]", file=sys.stderr)
     return 0
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the prompt is not {error.encoding} text (byte {error.start})") from error
 
 
 def _show(text: str, shown: list[str]) -> None:

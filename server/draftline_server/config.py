@@ -208,7 +208,7 @@ class SpeculativeDecodingConfig(_Section):
     fallback_to_standard_decoding: bool = True
     """Switches speculation off while it does not pay."""
     min_acceptance_rate: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Below this first-position acceptance speculation is switched off."""
+    """Below this first-position acceptance speculation is switched off, where falling back is allowed."""
     ngram_min: Annotated[int, Field(ge=1, le=16)] = 2
     """The shortest match that the n-gram proposer continues."""
     ngram_max: Annotated[int, Field(ge=1, le=16)] = 4

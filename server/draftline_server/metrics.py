@@ -15,7 +15,7 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -29,6 +29,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from draftline_server.config import Method
 from draftline_server.core.generation import GenerationSummary
 from draftline_server.core.served_pair import PairDescription
 from draftline_server.core.stats import EngineStatistics
@@ -171,15 +172,15 @@ def _load(s: EngineStatistics) -> Iterator[Metric]:
 
 
 def _speculation(s: EngineStatistics) -> Iterator[Metric]:
-    yield _gauge("speculation_active", "1 while drafts are made.", s.speculation_active)
+    yield _gauge("speculation_active", "1 while any proposer is on.", s.speculation_active)
     yield _gauge("speculation_speedup", "Measured speed over that without drafts.", s.speculation_speedup)
     yield _gauge("draft_length", "Mean draft length in the last step.", s.draft_length)
     yield _labelled("speculation_fallbacks", "Times that speculation went off.", "reason", s.fallbacks)
     yield _counter("draft_seconds", "Time spent on drafting.", s.draft_seconds)
     yield _counter("verify_seconds", "Time spent on target forwards and verification.", s.verify_seconds)
-    yield _labelled("drafts", "Drafts that were verified.", "proposer", s.drafts)
-    yield _labelled("draft_tokens", "Tokens of verified drafts.", "proposer", s.draft_tokens)
-    yield _labelled("accepted_tokens", "Draft tokens that became output.", "proposer", s.accepted_tokens)
+    yield _by_proposer("drafts", "Drafts that were verified.", s.drafts)
+    yield _by_proposer("draft_tokens", "Tokens of verified drafts.", s.draft_tokens)
+    yield _by_proposer("accepted_tokens", "Draft tokens that became output.", s.accepted_tokens)
     positions = CounterMetricFamily(
         "draftline_accepted_tokens_per_position",
         "Drafts whose token at this position, from 0, became output.",
@@ -197,6 +198,11 @@ def _gauge(name: str, documentation: str, value: float) -> Metric:
 
 def _counter(name: str, documentation: str, value: float) -> Metric:
     return CounterMetricFamily(f"draftline_{name}", documentation, value=float(value))
+
+
+def _by_proposer(name: str, documentation: str, values: Mapping[str, int]) -> Metric:
+    """From 0 for all of them: a series that begins with its first draft has no rate of it."""
+    return _labelled(name, documentation, "proposer", dict.fromkeys(get_args(Method), 0) | dict(values))
 
 
 def _labelled(name: str, documentation: str, label: str, values: Mapping[str, int]) -> Metric:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
+from draftline.v1 import inference_pb2_grpc
+from draftline_server.rpc.servicer import SERVICE_NAME
 from draftline_server.testing import ScriptedEngine
 from support.serving import (
     RunningServer,
@@ -57,6 +60,49 @@ async def test_seats_and_queue_are_filled_and_no_more(serving: RunningServer) ->
     texts = [(await call).text for call in calls]
     assert texts == [(f"{index} " * 6)[:12] for index in range(8)]
     await serving.wait_until_idle()
+
+
+RETRIES = {
+    "methodConfig": [
+        {
+            "name": [{"service": SERVICE_NAME}],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.01s",
+                "maxBackoff": "0.01s",
+                "backoffMultiplier": 1,
+                "retryableStatusCodes": ["RESOURCE_EXHAUSTED", "UNAVAILABLE"],
+            },
+        }
+    ]
+}
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_a_client_with_a_retry_policy_tries_again_when_it_is_worth_it(
+    serving: RunningServer, method: str
+) -> None:
+    calls = await hold_with(serving, num_requests=8)
+    options = [("grpc.service_config", json.dumps(RETRIES))]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.server.grpc_port}", options=options) as channel:
+        call = getattr(inference_pb2_grpc.InferenceStub(channel), method)(text_request("late", max_tokens=2))
+        trying = asyncio.ensure_future(read_to_end(call) if method == "GenerateStream" else call)
+        refused = b'draftline_request_errors_total{code="RESOURCE_EXHAUSTED"} 1.0'
+        await wait_for(lambda: refused in serving.server.metrics.render())
+        serving.engine.resume()
+        await asyncio.gather(*calls)
+        await trying
+    await serving.wait_until_idle()
+
+
+async def test_a_refused_call_has_an_id_too(serving: RunningServer) -> None:
+    calls = await hold_with(serving, num_requests=8)
+    request = text_request("x")
+    request.request_id = "one-too-many"
+    error = await failure_of(serving.stub.Generate(request))
+    assert dict(error.trailing_metadata())["x-request-id"] == "one-too-many"
+    serving.engine.resume()
+    await asyncio.gather(*calls)
 
 
 async def test_burst_of_calls_is_refused_by_us_and_not_dropped_by_grpc(serving: RunningServer) -> None:

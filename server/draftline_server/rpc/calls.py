@@ -40,6 +40,7 @@ class CallRecord:
     num_prompt_tokens: int | None = None
     num_output_tokens: int = 0
     summary: GenerationSummary | None = None
+    is_accepted: bool = False
 
 
 class Calls:
@@ -75,7 +76,8 @@ class Calls:
         self, method: str, context: Context, *, request_id: str = "", level: int = logging.INFO
     ) -> AsyncIterator[CallRecord]:
         """Spans a call. The id is the message's, else the metadata's, else made here; clients get it
-        in the initial metadata. Whatever ends the call leaves as a `RequestError` or a cancellation."""
+        in the initial metadata, of a refused call in the trailing metadata. Whatever ends the call leaves as
+        a `RequestError` or a cancellation."""
         record = CallRecord(method, uuid.uuid4().hex)
         started_at = self._last_began_at = self._clock()
         self._num_open += 1
@@ -83,15 +85,23 @@ class Calls:
         error: RequestError | None = None
         try:
             record.request_id = self._choose_request_id(request_id, context) or record.request_id
-            await context.send_initial_metadata(((self._header, record.request_id),))
             yield record
+            await self.accept(record, context)
         except BaseException as caught:
+            if not record.is_accepted:
+                context.set_trailing_metadata(((self._header, record.request_id),))
             error = as_request_error(caught, is_past_deadline=_is_past_deadline(context))
             if isinstance(error, InternalError) and error is not caught:
                 raise error from caught
             raise
         finally:
             self._finish(record, error, duration_seconds=self._clock() - started_at, level=level)
+
+    async def accept(self, record: CallRecord, context: Context) -> None:
+        """Sends the initial metadata. Not before: a client that has them cannot try again by itself."""
+        if not record.is_accepted:
+            record.is_accepted = True
+            await context.send_initial_metadata(((self._header, record.request_id),))
 
     def _choose_request_id(self, from_message: str, context: Context) -> str | None:
         request_id = from_message or self._from_metadata(context)
@@ -114,7 +124,7 @@ class Calls:
         code = status_of(error).name if error is not None else "OK"
         if error is not None:
             self._metrics.observe_error(code)
-        if record.summary is not None:
+        elif record.summary is not None:
             self._metrics.observe_finish(record.summary)
         summary = record.summary
         stats = summary.speculation if summary is not None else None

@@ -90,6 +90,5 @@ async def _abort(error: Exception, context: Context) -> NoReturn:
     if isinstance(error, grpc.aio.BaseError):
         raise error  # the connection is gone, or the call was aborted: gRPC knows
     request_error: RequestError = as_request_error(error)
-    await context.abort(
-        status_of(request_error), str(request_error), trailing_metadata=trailing_metadata_of(request_error)
-    )
+    metadata = (*(context.trailing_metadata() or ()), *trailing_metadata_of(request_error))
+    await context.abort(status_of(request_error), str(request_error), trailing_metadata=metadata)

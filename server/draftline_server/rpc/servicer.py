@@ -101,7 +101,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 draining=self._health.is_draining,
                 requests_running=statistics.num_running,
                 requests_waiting=statistics.num_waiting,
-                max_concurrent_requests=self._config.server.max_concurrent_requests,
+                max_concurrent_requests=self._config.max_running,
                 max_queue_length=self._config.server.max_queue_length,
                 max_tokens_per_request=limits.max_tokens_per_request,
                 num_speculative_tokens=limits.num_speculative_tokens,
@@ -124,6 +124,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 stream = await self._frontend.submit(call, timing)
                 record.num_prompt_tokens = stream.num_prompt_tokens
                 async with stream:
+                    await self._calls.accept(record, context)
                     yield record, stream
 
 

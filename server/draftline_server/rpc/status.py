@@ -40,7 +40,10 @@ def status_of(error: RequestError) -> grpc.StatusCode:
 
 
 def trailing_metadata_of(error: RequestError) -> tuple[tuple[str, str], ...]:
-    """Tells clients when a retry is worth trying, where it is; gRPC's own retries obey it."""
+    """Tells clients when a retry is worth trying, where it is.
+
+    gRPC's own retries, where a client's service config asks for them, obey it.
+    """
     if not isinstance(error, (QueueFullError, UnavailableError)):
         return ()
     seconds = (

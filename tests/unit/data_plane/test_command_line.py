@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,11 @@ def test_flags_go_before_the_file(served: list[Config], tmp_path: Path) -> None:
     [
         (["--target", "/a", "--grpc-port", "99999"], "server.grpc_port"),
         (["--target", "/a", "--device", "tpu"], "device"),
+        (["--target", "/a", "--num-speculative-tokens", "-1"], "speculative_decoding.num_speculative_tokens"),
+        (
+            ["--target", "/a", "--num-speculative-tokens", "1000"],
+            "speculative_decoding.num_speculative_tokens",
+        ),
         (["--target", ""], "models.target_model.path"),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml"),
         (["--config", "/nowhere.yaml", "--draft", "/b"], "--draft"),
@@ -75,6 +82,36 @@ def test_wrong_key_is_one_line(
     assert served == []
     captured = capsys.readouterr().err
     assert captured.startswith(f"error: {message}")
+    assert captured.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve"], "one of the arguments --config --target is required"),
+        (["serve", "--target", "/a", "--grpc-prot", "1"], "unrecognized arguments: --grpc-prot 1"),
+        *(
+            (["serve", "--target", "/a", "--num-speculative-tokens", value], message)
+            for value, message in (
+                ("1.9", "argument --num-speculative-tokens: invalid int value: '1.9'"),
+                ("true", "argument --num-speculative-tokens: invalid int value: 'true'"),
+                ("", "argument --num-speculative-tokens: invalid int value: ''"),
+            )
+        ),
+        (["generate", "--top-k", "many"], "argument --top-k: invalid int value: 'many'"),
+        (["fetch", "hf://a/b"], "the following arguments are required: --out"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+)
+def test_a_flag_that_cannot_be_read_is_one_line(
+    served: list[Config], capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command_line.main(arguments)
+    assert caught.value.code == command_line.EXIT_STARTUP
+    assert served == []
+    captured = capsys.readouterr().err
+    assert captured.startswith(f"error: {message}; see draftline-server")
     assert captured.count("\n") == 1
 
 
@@ -108,6 +145,29 @@ def test_start_that_fails_by_a_fault_of_ours_is_one_line_with_an_id(
         "critical draftline_server.*: server failed error_id=[0-9a-f]{16} error=RuntimeError$", first
     )
     assert second.startswith("Traceback")
+
+
+def test_sigterm_ends_a_server_that_has_no_handler_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process of a container would not hear it otherwise."""
+    seen: list[object] = []
+
+    def run(config: Config, _: object) -> int:
+        seen.append(signal.getsignal(signal.SIGTERM))
+        return 0
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("draftline_server.app.run", run)
+    assert command_line.main(["serve", "--target", "/a"]) == 0
+    assert callable(seen[0])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_prompt_that_is_no_text_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8"))
+    assert command_line.main(["generate"]) == command_line.EXIT_STARTUP
+    assert capsys.readouterr().err == "error: the prompt is not utf-8 text (byte 2)\n"
 
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["generate"], ["fetch"], ["preflight"], ["plan"]])

@@ -107,6 +107,13 @@ def test_snapshot_is_exposed_by_its_fixed_names() -> None:
     assert {name: samples.get(name) for name in EXPECTED} == EXPECTED
 
 
+def test_counters_of_proposers_that_never_drafted_are_zero() -> None:
+    samples = samples_of(make_metrics(statistics=EngineStatistics()))
+    for proposer in ("ngram", "draft_model"):
+        for name in ("drafts", "draft_tokens", "accepted_tokens"):
+            assert samples[f'draftline_{name}_total{{proposer="{proposer}"}}'] == 0
+
+
 def test_models_are_described_once_they_are_loaded() -> None:
     assert not any(name.startswith("draftline_model_info") for name in samples_of(make_metrics()))
     alone = describe_scripted_pair()
