@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # All checks that need a GPU, in at most 8 minutes: exactness first, then the table of times.
-# Installs nothing: the interpreter (PYTHON, default python3) must have torch, transformers and pytest.
+# Installs nothing: the interpreter (PYTHON, default python3) must have torch, transformers, pydantic, PyYAML and
+# pytest. What it lacks comes from the wheels in $WHEELS, a folder, where that is set:
+#     pip download --no-deps --python-version 3.12 --only-binary :all: --dest wheels pydantic pydantic-core ...
 # The table goes to $OUT (default: here). A dry run without a GPU:
 #     tests/gpu/run.sh --device cpu --size tiny
 set -euo pipefail
@@ -10,6 +12,13 @@ python=${PYTHON:-python3}
 out=$(cd "${OUT:-.}" && pwd)
 export PYTHONPATH="$root/server:$root/protos:$root/tests${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONUNBUFFERED=1
+
+if [[ -n ${WHEELS:-} ]]; then
+    site=$(mktemp -d)
+    trap 'rm -rf "$site"' EXIT
+    "$python" -m pip install --quiet --no-index --no-deps --target "$site" "$WHEELS"/*.whl
+    export PYTHONPATH="$PYTHONPATH:$site"
+fi
 
 device=cuda
 previous=
@@ -21,7 +30,9 @@ done
 cd "$root"
 status=0
 if "$python" -c 'import pytest' 2>/dev/null; then
-    DRAFTLINE_TEST_DEVICE=$device timeout 150 "$python" -m pytest tests/gpu -m gpu -q -p no:cacheprovider || status=$?
+    # Without the project's settings, which name plugins that these tests do without.
+    DRAFTLINE_TEST_DEVICE=$device timeout 150 "$python" -m pytest -c /dev/null --rootdir . --import-mode importlib \
+        -m gpu -q -p no:cacheprovider tests/gpu || status=$?
 else
     echo "pytest is not installed: exactness was not checked" >&2
     status=1

@@ -186,7 +186,7 @@ class SpeculationSpec(Section):
     fallback_to_standard_decoding: bool = True
     """Switches speculation off while it does not pay."""
     min_acceptance_rate: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Below this first-position acceptance speculation is switched off."""
+    """Below this first-position acceptance speculation is switched off, where falling back is allowed."""
 
     @model_validator(mode="after")
     def _methods_differ(self) -> Self:
