@@ -19,6 +19,7 @@ from support.tiny_models import FAMILIES, Family
 from support.zoo import DraftKind, ModelZoo
 
 BLOCK_SIZE = 16
+DRAFT_LENGTHS = (1, 2, 4, 8)
 # Of some, layers with a sliding window of one block.
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 SOURCES: dict[str, tuple[DraftKind | None, tuple[str, ...]]] = {
@@ -42,6 +43,7 @@ def engine_of(
     max_batched_tokens: int = 2048,
     prefix_caching: bool = True,
     methods: tuple[str, ...] = ("draft_model",),
+    draft_length: int = 4,
 ) -> Engine:
     return make_engine(
         zoo.target(family),
@@ -49,7 +51,7 @@ def engine_of(
         num_blocks=num_blocks,
         max_context_length=max_context_length,
         inference={"prefix_caching": prefix_caching, "max_batched_tokens": max_batched_tokens},
-        speculation={"methods": methods, "num_speculative_tokens": 4},
+        speculation={"methods": methods, "num_speculative_tokens": draft_length},
     )
 
 
@@ -85,12 +87,12 @@ def test_prompts_that_come_again_get_the_same_output_whoever_drafts(
     draft: DraftKind | None,
     methods: tuple[str, ...],
 ) -> None:
-    engine = engine_of(zoo, draft, family, methods=methods)
+    engine = engine_of(zoo, draft, family, methods=methods, draft_length=max(DRAFT_LENGTHS))
     prompts = mixed_prompts(8, longest=60, seed=5)
     reference = reference_of(zoo.target(family))
     expected = [reference.greedy(prompt, 32, ignore_eos=True) for prompt in prompts]
-    for _ in range(2):
-        completions = generate(engine, prompts, max_tokens=32, ignore_eos=True)
+    for draft_lengths in (DRAFT_LENGTHS, DRAFT_LENGTHS[::-1]):
+        completions = generate(engine, prompts, draft_lengths=draft_lengths, max_tokens=32, ignore_eos=True)
         assert [completion.token_ids for completion in completions] == expected
     cached = [completion.summary.num_cached_tokens for completion in completions if completion.summary]
     assert cached == [(len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE for prompt in prompts]
@@ -217,10 +219,10 @@ def test_preempted_requests_get_the_same_output(
     draft: DraftKind | None,
     methods: tuple[str, ...],
 ) -> None:
-    engine = engine_of(zoo, draft, family, num_blocks=20, methods=methods)
+    engine = engine_of(zoo, draft, family, num_blocks=20, methods=methods, draft_length=max(DRAFT_LENGTHS))
     prompts = mixed_prompts(8, longest=60, seed=2)
 
-    completions = generate(engine, prompts, max_tokens=50, ignore_eos=True)
+    completions = generate(engine, prompts, draft_lengths=DRAFT_LENGTHS, max_tokens=50, ignore_eos=True)
 
     assert engine.statistics().num_preemptions > 0
     reference = reference_of(zoo.target(family))

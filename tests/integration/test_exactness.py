@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Literal, get_args
+import time
+from collections.abc import Mapping, Sequence
+from typing import Literal, cast, get_args
 
 import pytest
 
+from draftline_server.core.clock import Clock
 from draftline_server.core.sampling_params import SpeculationParams
 from draftline_server.engine import Engine
 from draftline_server.model.tokenizer import Tokenizer
 from support.driving import Session
 from support.engines import Completion, add, drain, generate, make_engine
+from support.function_models import FakeClock, FunctionRunner, dictated, letters, make_function_engine
 from support.guarantees import acceptance, assert_idle, assert_same_output, assert_whole, drafts_of, guarded
 from support.prompts import mixed_prompts, random_prompt
 from support.reference import ReferenceOf
 from support.tiny_models import FAMILIES, Family
+from support.workloads import ADAPTIVE, charge_forwards
 from support.zoo import ModelZoo
 
 pytestmark = pytest.mark.usefixtures("fixed_randomness")
@@ -37,8 +41,10 @@ def engine_with(
     max_running: int = 32,
     max_batch_size: int = 64,
     max_context_length: int = 512,
+    speculation: Mapping[str, object] | None = None,
+    clock: Clock = time.monotonic,
 ) -> Engine:
-    """An engine that drafts as `source` says, whether it pays or not."""
+    """An engine that drafts as `source` says, whether it pays or not, unless `speculation` says otherwise."""
     methods: dict[Source, tuple[str, ...]] = {"ngram": ("ngram",), "chain": ("ngram", "draft_model")}
     draft = None
     if source != "ngram":
@@ -54,12 +60,10 @@ def engine_with(
             "methods": methods.get(source, ("draft_model",)),
             "num_speculative_tokens": draft_length,
             "max_batch_size": max_batch_size,
+            **(speculation or {}),
         },
+        clock=clock,
     )
-
-
-def at_most(draft_length: int) -> SpeculationParams:
-    return SpeculationParams(max_draft_tokens=draft_length)
 
 
 def tokens_of(completions: Sequence[Completion]) -> list[list[int]]:
@@ -78,18 +82,10 @@ def test_greedy_output_is_that_of_transformers_with_every_draft_length_in_one_ba
     reference = reference_of(zoo.target(family))
     tokenizer = Tokenizer.load(zoo.target(family))
     prompts = mixed_prompts(10)
-    for index, prompt in enumerate(prompts):
-        add(
-            engine,
-            str(index),
-            prompt,
-            max_tokens=32,
-            speculation=at_most(DRAFT_LENGTHS[index % len(DRAFT_LENGTHS)]),
-        )
-    completions = drain(engine)
 
-    for index, prompt in enumerate(prompts):
-        completion = completions[str(index)]
+    completions = generate(engine, prompts, max_tokens=32, draft_lengths=DRAFT_LENGTHS)
+
+    for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         assert completion.token_ids == reference.greedy(prompt, 32), f"request {index}"
         assert_whole(completion, tokenizer.decode)
     assert_drafted_as_expected(engine, source)
@@ -123,6 +119,26 @@ def test_greedy_output_depends_on_neither_draft_length_nor_batch_size(
 
     reference = reference_of(zoo.target())
     assert tokens_of(completions) == [reference.greedy(prompt, 32) for prompt in prompts]
+
+
+@pytest.mark.parametrize("source", ["ngram", "self", "noised", "unrelated"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_greedy_output_is_that_of_transformers_where_the_controller_picks_the_lengths(
+    zoo: ModelZoo, reference_of: ReferenceOf, family: Family, source: Source
+) -> None:
+    clock = FakeClock()
+    # One-token matches, so that there is always an n-gram draft, and mostly a wrong one.
+    engine = engine_with(zoo, source, family, speculation={**ADAPTIVE, "ngram_min": 1}, clock=clock)
+    charge_forwards(engine, clock)
+    reference = reference_of(zoo.target(family))
+    prompts = mixed_prompts(9)
+    for batch in (prompts[:1], prompts[1:]):
+        completions = generate(engine, batch, max_tokens=40, ignore_eos=True)
+        assert tokens_of(completions) == [reference.greedy(prompt, 40, ignore_eos=True) for prompt in batch]
+    assert_drafted_as_expected(engine, source)
+    if source == "unrelated":
+        assert engine.statistics().fallbacks, "it was never switched off"
+    assert_idle(engine)
 
 
 @pytest.mark.slow
@@ -163,6 +179,30 @@ def test_embedding_rows_that_one_model_has_more_than_the_other_do_no_harm(
 
 
 # --------------------------------------------------------------------------------------- company in a batch
+
+
+def test_a_step_is_one_forward_of_the_target_whatever_its_rows_are_for() -> None:
+    target = dictated(range(5, 60), prompt_length=3)
+    engine = make_function_engine(
+        target,
+        target,
+        decode=letters,
+        speculation={"methods": ("draft_model",), "num_speculative_tokens": 4},
+    )
+    runner = cast(FunctionRunner, engine._parts.target)
+    add(engine, "verified", [1, 2, 3], max_tokens=30)
+    add(engine, "decoded", [1, 2, 4], max_tokens=30, speculation=SpeculationParams(enabled=False))
+    engine.step()
+    add(engine, "prefilled", [1, 2, 3] * 7, max_tokens=30)
+    sizes: list[int] = []
+    while engine.has_work:
+        before = runner.num_forwards
+        engine.step()
+        assert runner.num_forwards == before + 1
+        sizes.append(engine.statistics().last_batch_tokens)
+    # A token and four drafts, a token, and a prompt.
+    assert sizes[0] == 5 + 1 + 21
+    assert_idle(engine)
 
 
 def test_drafting_differently_for_each_request_of_a_batch_changes_nothing(

@@ -36,6 +36,9 @@ HEAD = (
     / "smollm2-135m-instruct-eagle3"
 )
 NEW_TOKENS = max(STREAMS.values())
+# After preemption and prefix hits: of the requests in turn, and tokens enough for a whole draft of each.
+LENGTHS_IN_TURN = DRAFT_LENGTHS[1:]
+FEW_TOKENS = 16
 BLOCK_SIZE = 16
 NOISE_SCALE = 0.02
 VOCAB_SIZE = 49_152
@@ -54,7 +57,7 @@ class Workload:
     prompts: list[list[int]]
     expected: list[list[int]]
 
-    def check(self, completions: Sequence[Completion], *, num_tokens: int = NEW_TOKENS) -> None:
+    def check(self, completions: Sequence[Completion], *, num_tokens: int) -> None:
         """Of the first prompts; greedy output of fewer tokens is the beginning of that of more."""
         for index, completion in enumerate(completions):
             assert completion.token_ids == self.expected[index][:num_tokens], f"prompt {index}"
@@ -132,28 +135,28 @@ def assert_drafted_as_expected(engine: Engine, source: Source) -> None:
             assert drafted / 10 < accepted < drafted
 
 
-@pytest.mark.parametrize("source", ["self", "chain", "head"])
+@pytest.mark.parametrize("source", get_args(Source))
 def test_greedy_output_is_the_same_after_preemption(
     smollm2: Path, workload: Workload, drafts: dict[Source, Path | None], source: Source
 ) -> None:
     # The first six prompts take all of it, and the second one fills its blocks: it needs another at once.
     engine = engine_of(smollm2, drafts[source], source, num_blocks=13)
-    completions = generate(engine, workload.prompts[:8], max_tokens=NEW_TOKENS)
+    completions = generate(engine, workload.prompts[:8], draft_lengths=LENGTHS_IN_TURN, max_tokens=FEW_TOKENS)
     assert engine.statistics().num_preemptions > 0
-    workload.check(completions)
+    workload.check(completions, num_tokens=FEW_TOKENS)
     if source == "self":
         assert all(acceptance(completion) == 1.0 for completion in completions)
 
 
-@pytest.mark.parametrize("source", ["self", "chain", "head"])
+@pytest.mark.parametrize("source", get_args(Source))
 def test_greedy_output_is_the_same_after_prefix_hits(
     smollm2: Path, workload: Workload, drafts: dict[Source, Path | None], source: Source
 ) -> None:
     engine = engine_of(smollm2, drafts[source], source)
     prompts = workload.prompts[:8]
-    for _ in range(2):
-        completions = generate(engine, prompts, max_tokens=NEW_TOKENS)
-        workload.check(completions)
+    for draft_lengths in (LENGTHS_IN_TURN, LENGTHS_IN_TURN[::-1]):
+        completions = generate(engine, prompts, draft_lengths=draft_lengths, max_tokens=FEW_TOKENS)
+        workload.check(completions, num_tokens=FEW_TOKENS)
     cached = [completion.summary.num_cached_tokens for completion in completions if completion.summary]
     # Of each prompt all full blocks, but for the last token: its logits are needed.
     assert cached == [(len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE for prompt in prompts]

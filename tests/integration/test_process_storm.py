@@ -89,7 +89,7 @@ async def test_calls_that_end_at_random_moments_leave_nothing(zoo: ModelZoo, tmp
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         unexpected = [o for o in outcomes if o is not None and not isinstance(o, grpc.aio.AioRpcError)]
         assert unexpected == []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(2):
             while any((await read_gauges(running)).values()):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.05)
         metrics = await running.metrics()

@@ -15,10 +15,10 @@ from draftline_server.errors import InvalidRequestError
 from draftline_server.model.tokenizer import Tokenizer
 from support.driving import Session
 from support.engines import add, drain, generate, make_engine
-from support.guarantees import assert_idle, assert_same_output, guarded, refused
+from support.guarantees import assert_idle, assert_same_output, drafts_of, guarded, refused
 from support.prompts import mixed_prompts, random_prompt
 from support.reference import Reference
-from support.zoo import ModelZoo
+from support.zoo import DraftKind, ModelZoo
 
 pytestmark = pytest.mark.usefixtures("fixed_randomness")
 
@@ -252,27 +252,40 @@ def test_a_prompt_is_cut_from_the_left_only_where_that_is_configured_and_then_it
 # ----------------------------------------------------------------------------------- the end of the context
 
 
-@pytest.mark.parametrize("draft", ["self", "noised"])
+@pytest.mark.parametrize(
+    ("draft", "methods"),
+    [
+        ("self", ("draft_model",)),
+        ("noised", ("draft_model",)),
+        ("noised", ("ngram", "draft_model")),
+        (None, ("ngram",)),
+    ],
+    ids=["self", "noised", "chain", "ngram"],
+)
 def test_output_ends_exactly_at_the_end_of_the_context_with_and_without_drafts(
-    zoo: ModelZoo, draft: str
+    zoo: ModelZoo, draft: DraftKind | None, methods: tuple[str, ...]
 ) -> None:
     engine = make_engine(
         zoo.target(),
-        zoo.draft(draft),  # type: ignore[arg-type]
+        zoo.draft(draft) if draft is not None else None,
         # As many blocks as the context needs, and one sequence's worth for the others.
         num_blocks=2 * CONTEXT // 16,
         max_context_length=CONTEXT,
-        speculation={"methods": ("draft_model",), "num_speculative_tokens": 4},
+        speculation={"methods": methods, "num_speculative_tokens": 4},
     )
     reference = Reference(zoo.target())
     whole = random_prompt(CONTEXT, seed=6)
+    options: dict[str, Any] = {"ignore_eos": True}
+    if draft is None:
+        # One token again and again, in the prompt and after it: n-gram drafts stand whole.
+        whole, options = [7] * CONTEXT, options | {"logit_bias": {7: 100.0}}
     with guarded(engine):
         for room in range(1, 10):
             prompt = whole[: CONTEXT - room]
-            expected = reference.greedy(prompt, room, ignore_eos=True)
-            alone = generate(engine, [prompt], max_tokens=2**31 - 1, ignore_eos=True)[0]
-            plain = generate(engine, [prompt], ignore_eos=True, speculation=OFF)[0]
-            add(engine, "long", prompt, ignore_eos=True)
+            expected = reference.greedy(prompt, room, ignore_eos=True) if draft else [7] * room
+            alone = generate(engine, [prompt], max_tokens=2**31 - 1, **options)[0]
+            plain = generate(engine, [prompt], speculation=OFF, **options)[0]
+            add(engine, "long", prompt, **options)
             for index in range(3):
                 add(engine, f"short-{index}", [5 + index], max_tokens=4, ignore_eos=True)
             batched = drain(engine)["long"]
@@ -281,6 +294,7 @@ def test_output_ends_exactly_at_the_end_of_the_context_with_and_without_drafts(
                 assert completion.summary is not None
                 assert completion.summary.finish_reason is FinishReason.LENGTH
                 assert completion.summary.num_prompt_tokens + len(completion.token_ids) == CONTEXT
+    assert drafts_of(engine)[1] > 0, "nothing was drafted"
 
 
 # ----------------------------------------------------------------------------------------------- max_tokens

@@ -47,10 +47,11 @@ async def serving() -> AsyncIterator[RunningServer]:
 
 
 async def assert_serves(serving: RunningServer) -> None:
-    """The shared assertions after every fault: another request is answered as ever, and nothing leaks."""
+    """The shared assertions after every fault: nothing leaks, and another request is answered as ever."""
+    async with asyncio.timeout(2):  # before anything else is sent, which might wake what sleeps
+        await serving.wait_until_idle()
     assert (await serving.stub.Generate(text_request("ok ", max_tokens=6))).text == "ok ok "
     assert (await serving.get("/readyz"))[0] == 200
-    await serving.wait_until_idle()
 
 
 def assert_is_fault_of(error: grpc.aio.AioRpcError, field: str) -> None:
@@ -119,12 +120,14 @@ async def test_prompt_of_the_whole_context_but_one_fits(serving: RunningServer) 
     error = await failure_of(serving.stub.Generate(text_request("x" * 512)))
     assert "512 tokens" in details_of(error)
     assert "511" in details_of(error)
+    await assert_serves(serving)
 
 
 async def test_hopelessly_long_text_is_not_even_tokenized(serving: RunningServer) -> None:
     error = await failure_of(serving.stub.Generate(text_request("x" * 100_000)))
     assert_is_fault_of(error, "text")
     assert serving.tokenizer.encoded == []
+    await assert_serves(serving)
 
 
 async def test_truncation_is_said(serving: RunningServer) -> None:
@@ -136,6 +139,7 @@ async def test_truncation_is_said(serving: RunningServer) -> None:
     )
     async with running_server(ScriptedEngine(limits=limits)) as truncating:
         response = await truncating.stub.Generate(text_request("x" * 100_000))
+        await assert_serves(truncating)
     assert response.summary.num_truncated_prompt_tokens == 100_000 - 24
     assert response.summary.usage == pb.Usage(prompt_tokens=24, completion_tokens=8)
 

@@ -10,17 +10,23 @@ come from a fixed source here, so every test passes or fails for good.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
 
+from draftline_server.core.clock import Clock
 from draftline_server.core.sampling_params import SamplingParams, SpeculationParams
 from draftline_server.engine import Engine
+from draftline_server.speculation.step_costs import StepCosts
 from support.engines import add, drain, make_engine
+from support.function_models import FakeClock
 from support.guarantees import assert_idle
 from support.reference import Reference
 from support.statistics import assert_distributed, counts_at, joint_distribution, marginal
+from support.workloads import ADAPTIVE
 from support.zoo import ModelZoo
 
 pytestmark = pytest.mark.usefixtures("fixed_randomness")
@@ -43,7 +49,9 @@ FILTERS: Filters = {
 }
 
 
-def engine_of(zoo: ModelZoo, source: Source) -> Engine:
+def engine_of(
+    zoo: ModelZoo, source: Source, *, clock: Clock = time.monotonic, **speculation: object
+) -> Engine:
     methods = {"ngram": ("ngram",), "chain": ("ngram", "draft_model")}.get(source, ("draft_model",))
     return make_engine(
         zoo.letters(),
@@ -51,7 +59,8 @@ def engine_of(zoo: ModelZoo, source: Source) -> Engine:
         num_blocks=WAVE,
         max_running=WAVE,
         max_context_length=16,
-        speculation={"methods": methods, "num_speculative_tokens": 3, "ngram_min": 1},
+        speculation={"methods": methods, "num_speculative_tokens": 3, "ngram_min": 1, **speculation},
+        clock=clock,
     )
 
 
@@ -102,6 +111,10 @@ def check(zoo: ModelZoo, source: Source, filters: str, *, seeded: bool, count: i
     options = FILTERS[filters]
     observed = draw(engine, count, seeded=seeded, **options)
     assert_all_distributed(observed, expected_joint(zoo, options))
+    assert_some_stood(engine, source)
+
+
+def assert_some_stood(engine: Engine, source: Source) -> None:
     statistics = engine.statistics()
     accepted = sum(statistics.accepted_tokens.values())
     assert accepted < sum(statistics.draft_tokens.values())
@@ -155,3 +168,40 @@ def test_without_speculation_they_are_too(zoo: ModelZoo) -> None:
         engine_of(zoo, "near"), 60 * WAVE, seeded=False, speculation=SpeculationParams(enabled=False)
     )
     assert_all_distributed(observed, expected_joint(zoo, {}))
+
+
+@pytest.mark.parametrize("source", ["near", "chain"])
+def test_they_are_too_where_the_controller_keeps_changing_the_lengths(zoo: ModelZoo, source: Source) -> None:
+    # Time stands still, so that no draft is measured to be slow: costs are only what each wave is told.
+    engine = engine_of(zoo, source, clock=FakeClock(), **ADAPTIVE)
+    machines: list[Callable[[int], float]] = [
+        lambda _: 0.01,  # any draft is free
+        lambda size: 0.01 + 0.0001 * size,
+        lambda size: 0.01 * size,  # none can pay
+    ]
+    observed: Counter[tuple[int, ...]] = Counter()
+    lengths: list[float] = []
+    before = engine.statistics()
+    for wave in range(81):
+        engine._parts.controller.costs = costs_of(machines[wave % len(machines)])
+        observed += draw(engine, WAVE, seeded=False)
+        now = engine.statistics()
+        num_drafts, num_tokens = (
+            sum(after.values()) - sum(earlier.values())
+            for earlier, after in ((before.drafts, now.drafts), (before.draft_tokens, now.draft_tokens))
+        )
+        lengths.append(num_tokens / max(num_drafts, 1))
+        before = now
+    assert_all_distributed(observed, expected_joint(zoo, {}))
+    assert_some_stood(engine, source)
+    # At most two tokens, and one for a request that has two to go.
+    assert min(lengths) < 1.1 < 1.4 < max(lengths)
+
+
+def costs_of(verify_seconds: Callable[[int], float]) -> StepCosts:
+    """Of a machine on which the draft model takes no time."""
+    costs = StepCosts()
+    for size in (1, WAVE, 4 * WAVE):
+        costs.verify.seed(size, verify_seconds(size))
+        costs.draft.seed(size, 0.0)
+    return costs

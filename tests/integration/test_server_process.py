@@ -39,6 +39,14 @@ METRICS = {
     "draftline_kv_usage_ratio",
     "draftline_draining",
 }
+# Each is a histogram of seconds.
+LATENCIES = (
+    "draftline_request_queue_time_seconds",
+    "draftline_time_to_first_token_seconds",
+    "draftline_inter_token_latency_seconds",
+    "draftline_request_time_per_output_token_seconds",
+    "draftline_e2e_request_latency_seconds",
+)
 
 
 @pytest.mark.timeout(180)
@@ -99,6 +107,7 @@ async def assert_metrics(running: ServerProcess) -> None:
     accepted = sum(metrics[name] for name in metrics if name.startswith("draftline_accepted_tokens_total"))
     by_position = sum(metrics[name] for name in metrics if name.startswith("draftline_accepted_tokens_per"))
     assert 0 < accepted == by_position
+    assert [name for name in LATENCIES if not metrics[f"{name}_count"]] == []
     assert metrics["draftline_kv_blocks_used"] == metrics["draftline_requests_running"] == 0
 
 

@@ -45,11 +45,19 @@ def scripted_engine(
     )
 
 
-def complete(engine: Engine, **options: Any) -> tuple[Completion, Completion]:
+def repeating_prompt(script: Sequence[int], *, wrong: Sequence[int] = ()) -> list[int]:
+    """After it n-gram drafts are `script`, which it has had before, but for the tokens in `wrong`."""
+    said = [token_id + 100 if index in wrong else token_id for index, token_id in enumerate(script)]
+    return [*PROMPT, *said, *PROMPT]
+
+
+def complete(
+    engine: Engine, *, prompt: Sequence[int] = PROMPT, **options: Any
+) -> tuple[Completion, Completion]:
     """The same request with speculation and without."""
     with guarded(engine, prompt=PROMPT):
-        drafted = generate(engine, [PROMPT], **({"max_tokens": 24} | options))[0]
-        plain = generate(engine, [PROMPT], **({"max_tokens": 24, "speculation": OFF} | options))[0]
+        drafted = generate(engine, [prompt], **({"max_tokens": 24} | options))[0]
+        plain = generate(engine, [prompt], **({"max_tokens": 24, "speculation": OFF} | options))[0]
     assert_same_output(drafted, plain)
     return drafted, plain
 
@@ -72,6 +80,28 @@ def test_nothing_follows_the_end_of_sequence_on_any_slot_of_a_draft(k: int, wron
         stats = drafted.summary.speculation
         assert stats.accepted_tokens + stats.decode_steps >= slot + 1
         if stats.drafts and not wrong:
+            assert acceptance(drafted) == 1.0
+
+
+@pytest.mark.parametrize("k", [1, 4, 8])
+@pytest.mark.parametrize("wrong", [(), (2,), (1, 3, 6)], ids=["all stand", "one falls", "some fall"])
+def test_nothing_follows_the_end_of_sequence_on_any_slot_of_an_ngram_draft(
+    k: int, wrong: tuple[int, ...]
+) -> None:
+    prompt = repeating_prompt(SCRIPT, wrong=wrong)
+    for slot in range(2 * k + 4):
+        engine = make_function_engine(
+            dictated(SCRIPT, prompt_length=len(prompt)),
+            decode=letters,
+            eos_token_ids=[99, SCRIPT[slot]],
+            speculation={"methods": ("ngram",), "num_speculative_tokens": k},
+        )
+        drafted, _ = complete(engine, prompt=prompt)
+        assert drafted.token_ids == SCRIPT[: slot + 1]
+        assert drafted.text == letters(SCRIPT[:slot])
+        assert drafted.summary is not None
+        assert drafted.summary.matched_stop == SCRIPT[slot]
+        if slot > 0 and not wrong:
             assert acceptance(drafted) == 1.0
 
 
@@ -123,14 +153,13 @@ def test_real_models_stop_at_each_token_that_they_produce(zoo: ModelZoo) -> None
             zoo.draft(draft),
             speculation={"methods": ("draft_model",), "num_speculative_tokens": 4},
         )
-        for prompt in mixed_prompts(3):
-            free = generate(engine, [prompt], max_tokens=12, ignore_eos=True, speculation=OFF)[0].token_ids
-            for token_id in dict.fromkeys(free):
-                end = free.index(token_id) + 1
-                completion = generate(
-                    engine, [prompt], max_tokens=12, ignore_eos=True, stop_token_ids=[token_id]
-                )[0]
-                assert completion.token_ids == free[:end]
+        with guarded(engine):
+            for prompt in mixed_prompts(3):
+                options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
+                free = generate(engine, [prompt], speculation=OFF, **options)[0].token_ids
+                for token_id in dict.fromkeys(free):
+                    completion = generate(engine, [prompt], stop_token_ids=[token_id], **options)[0]
+                    assert completion.token_ids == free[: free.index(token_id) + 1]
 
 
 # --------------------------------------------------------------------------------------------- stop strings

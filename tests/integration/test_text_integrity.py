@@ -69,8 +69,9 @@ def test_a_cut_inside_a_character_looks_the_same_at_every_draft_length(
     for max_tokens in range(1, len(script) + 1):
         for k in (1, 4, 8):
             engine = dictating_engine(tokenizer, script, k)
-            drafted = generate(engine, [PROMPT], max_tokens=max_tokens)[0]
-            plain = generate(engine, [PROMPT], max_tokens=max_tokens, speculation=OFF)[0]
+            with guarded(engine, prompt=PROMPT):
+                drafted = generate(engine, [PROMPT], max_tokens=max_tokens)[0]
+                plain = generate(engine, [PROMPT], max_tokens=max_tokens, speculation=OFF)[0]
             assert_same_output(drafted, plain)
             assert_survived_cut(drafted, text, tokenizer.decode(drafted.token_ids))
 
@@ -95,7 +96,8 @@ def test_a_stop_string_is_found_across_the_tokens_of_a_character(zoo: ModelZoo) 
         script = tokenizer.encode_plain("日本語🙂の文章")
         for stop, text in [("語", "日本"), ("🙂", "日本語"), ("語🙂の", "日本"), ("章", "日本語🙂の文")]:
             engine = dictating_engine(tokenizer, script, 8)
-            completion = generate(engine, [PROMPT], max_tokens=len(script), stop=(stop,))[0]
+            with guarded(engine, prompt=PROMPT):
+                completion = generate(engine, [PROMPT], max_tokens=len(script), stop=(stop,))[0]
             assert completion.text.strip(" ") == text
 
 

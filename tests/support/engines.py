@@ -19,6 +19,7 @@ from draftline_server.core.sampling_params import SamplingParams, SpeculationPar
 from draftline_server.engine import Engine
 from draftline_server.engine_factory import EngineInputs, assemble_engine
 from draftline_server.errors import RequestError
+from draftline_server.model.architecture import read_eos_token_ids
 from draftline_server.model.head_checkpoint import LoadedHead, load_head
 from draftline_server.model.head_config import is_draft_head
 from draftline_server.model.loader import load_model
@@ -59,13 +60,12 @@ def make_engine(
     """An engine on the CPU, weights in `dtype`. Speculation is fixed-length and never off unless told so."""
     tokenizer = Tokenizer.load(target)
     model = load_model(target, dtype=dtype, device=CPU, pack=pack)
-    eos = model.generation_config.eos_token_id if model.generation_config else None
     fixed = {"adaptive": False, "fallback_to_standard_decoding": False, "max_batch_size": 64}
     return assemble_engine(
         EngineInputs(
             target=model,
             draft=_load_draft(draft, target, model, dtype=dtype, pack=pack) if draft else None,
-            eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
+            eos_token_ids=frozenset(read_eos_token_ids(target, model.config)),
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
             decode_plain=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
             num_blocks=num_blocks,
@@ -139,9 +139,14 @@ def drain(engine: Engine, *, max_steps: int = 20_000) -> dict[str, Completion]:
     raise AssertionError(f"the engine still has work after {max_steps} steps")
 
 
-def generate(engine: Engine, prompts: Sequence[Sequence[int]], **options: Any) -> list[Completion]:
-    """Completes all prompts together."""
+def generate(
+    engine: Engine, prompts: Sequence[Sequence[int]], *, draft_lengths: Sequence[int] = (), **options: Any
+) -> list[Completion]:
+    """Completes all prompts together; they take turns with the longest drafts of `draft_lengths`."""
     for index, prompt in enumerate(prompts):
+        if draft_lengths:
+            longest = draft_lengths[index % len(draft_lengths)]
+            options["speculation"] = SpeculationParams(max_draft_tokens=longest)
         add(engine, f"request-{index}", prompt, **options)
     completions = drain(engine)
     assert engine.statistics().kv_blocks_used == 0

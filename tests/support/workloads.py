@@ -1,4 +1,4 @@
-"""A stream of requests on an engine whose forwards are charged to a fake clock.
+"""Engines whose forwards are charged to a fake clock, and a stream of requests on one of them.
 
 Costs are of a machine on which a draft may pay: 10 ms for a target forward and 0.2 ms for each of its tokens,
 a tenth of both for the draft model. So everything that a controller decides here is the same on every
@@ -7,9 +7,13 @@ machine, and a rate is a fact and no measurement.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from draftline_server.engine import Engine
+from draftline_server.model.runner import Runner, SequenceInput
 from draftline_server.speculation.step_costs import StepCosts
 from support.engines import add
 from support.function_models import FakeClock, NextToken, letters, make_function_engine
@@ -17,6 +21,9 @@ from support.function_models import FakeClock, NextToken, letters, make_function
 VOCAB_SIZE = 64
 UNPREDICTABLE, PREDICTABLE, REPETITIVE = 1, 2, 3
 """First token of a prompt: what kind of text the request is."""
+
+ADAPTIVE: dict[str, object] = {"adaptive": True, "fallback_to_standard_decoding": True}
+"""Speculation as the defaults have it; engines of tests draft by fixed lengths where they are not told so."""
 
 _DRAFT_SHARE = 0.1
 
@@ -27,6 +34,33 @@ def target_seconds(num_tokens: int) -> float:
 
 def draft_seconds(num_tokens: int) -> float:
     return _DRAFT_SHARE * target_seconds(num_tokens)
+
+
+def seed_costs(costs: StepCosts) -> None:
+    """As a warm-up would have measured them."""
+    for size in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        costs.verify.seed(size, target_seconds(size))
+        costs.draft.seed(size, draft_seconds(size))
+
+
+def charge_forwards(engine: Engine, clock: FakeClock) -> None:
+    """Lets the models of an engine, whose clock this is, take the time that they take in a `Workload`."""
+    seed_costs(engine.costs)
+    parts = engine._parts
+    _charge(parts.target, target_seconds, clock)
+    if parts.draft is not None:
+        _charge(parts.draft, draft_seconds, clock)
+
+
+def _charge(runner: Runner, seconds: Callable[[int], float], clock: FakeClock) -> None:
+    forward = runner.forward
+
+    def charged(inputs: Sequence[SequenceInput]) -> Tensor:
+        clock.advance(seconds(sum(len(item.token_ids) for item in inputs)))
+        return forward(inputs)
+
+    # Of this runner alone: the engine goes on with the real model.
+    runner.forward = charged  # type: ignore[method-assign]
 
 
 def _scramble(value: int) -> int:
@@ -66,9 +100,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         costs = StepCosts()
-        for size in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-            costs.verify.seed(size, target_seconds(size))
-            costs.draft.seed(size, draft_seconds(size))
+        seed_costs(costs)
         self.engine = make_function_engine(
             target,
             self.draft if "draft_model" in self.methods else None,
@@ -78,13 +110,7 @@ class Workload:
             charge_target=lambda size: self.clock.advance(target_seconds(size)),
             charge_draft=self._charge_draft,
             costs=costs,
-            speculation={
-                "methods": self.methods,
-                "num_speculative_tokens": 5,
-                "adaptive": True,
-                "fallback_to_standard_decoding": True,
-            }
-            | self.speculation,
+            speculation={"methods": self.methods, "num_speculative_tokens": 5} | ADAPTIVE | self.speculation,
         )
 
     def _charge_draft(self, size: int) -> None:
