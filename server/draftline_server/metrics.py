@@ -159,8 +159,8 @@ def _load(s: EngineStatistics) -> Iterator[Metric]:
     yield _gauge("kv_usage_ratio", "Share of the KV cache held by running requests.", s.kv_usage_ratio)
     yield _gauge("kv_blocks_used", "Blocks of the KV cache held by running requests.", s.kv_blocks_used)
     yield _gauge("kv_blocks", "Blocks of the KV cache.", s.kv_blocks_total)
-    yield _gauge("batch_size", "Sequences in the last step.", s.last_batch_size)
-    yield _gauge("batch_tokens", "Tokens in the last step, drafts included.", s.last_batch_tokens)
+    yield _of_step("batch_size", "Sequences in the last step.", s.last_batch_size, s)
+    yield _of_step("batch_tokens", "Tokens in the last step, drafts included.", s.last_batch_tokens, s)
     yield _counter("engine_steps", "Steps of the engine.", s.num_steps)
     yield _counter("preemptions", "Requests put back to waiting for want of blocks.", s.num_preemptions)
     yield _counter("prompt_tokens", "Prompt tokens of requests that started.", s.prompt_tokens)
@@ -174,7 +174,7 @@ def _load(s: EngineStatistics) -> Iterator[Metric]:
 def _speculation(s: EngineStatistics) -> Iterator[Metric]:
     yield _gauge("speculation_active", "1 while any proposer is on.", s.speculation_active)
     yield _gauge("speculation_speedup", "Measured speed over that without drafts.", s.speculation_speedup)
-    yield _gauge("draft_length", "Mean draft length in the last step.", s.draft_length)
+    yield _of_step("draft_length", "Mean draft length in the last step.", s.draft_length, s)
     yield _labelled("speculation_fallbacks", "Times that speculation went off.", "reason", s.fallbacks)
     yield _counter("draft_seconds", "Time spent on drafting.", s.draft_seconds)
     yield _counter("verify_seconds", "Time spent on target forwards and verification.", s.verify_seconds)
@@ -190,6 +190,11 @@ def _speculation(s: EngineStatistics) -> Iterator[Metric]:
         for position, count in enumerate(counts):
             positions.add_metric([proposer, str(position)], count)
     yield positions
+
+
+def _of_step(name: str, documentation: str, value: float, s: EngineStatistics) -> Metric:
+    """An idle engine's last step is long past."""
+    return _gauge(name, f"{documentation} 0 while idle.", value if s.num_running else 0.0)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

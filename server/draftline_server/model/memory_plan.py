@@ -22,6 +22,7 @@ from draftline_server.errors import MemoryShortageError
 from draftline_server.model.architecture import ModelFacts
 from draftline_server.model.attention import MAX_CAPPED_QUERIES
 from draftline_server.model.hidden_states import MAX_KEPT_TOKENS
+from draftline_server.model.sampling import MAX_NOISE
 
 _CPU_POOL_SHARE = 10
 _CPU_POOL_BYTES = 4 * 2**30
@@ -29,8 +30,11 @@ _CPU_POOL_REUSE = 2
 """How many times over the running requests could fill the default pool of a CPU: the rest is prefix cache."""
 _CPU_PROCESS_BYTES = 512 * 2**20
 """The interpreter and the libraries."""
-_LOGITS_COPIES = 3
-"""Logits, filtered logits and probabilities of a row are alive at once, in float32."""
+_LOGITS_COPIES = 5
+"""Of a row, in float32 and at once: logits, the same before penalties, what filters look at, and the
+probabilities of target and draft."""
+_NOISE_BYTES = 20
+"""Of each of the `MAX_NOISE` numbers, while they are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +220,11 @@ def _captured_bytes(config: Config, draft: PlannedModel) -> int:
 
 
 def _logits_bytes(config: Config, *, vocab_size: int) -> int:
-    """Of the step with most rows: every sequence decodes one, or the speculating ones verify k + 1 each."""
+    """Of the step with most rows: as many as may speculate verify k + 1 each, the others end their prefill."""
     batch = config.max_batch_size
     speculating = min(config.speculative_decoding.max_batch_size, batch)
-    rows = max(batch, speculating * (config.num_speculative_tokens + 1))
-    rows = min(rows, config.inference.max_batched_tokens)
-    return rows * vocab_size * 4 * _LOGITS_COPIES
+    rows = min(batch + speculating * config.num_speculative_tokens, config.inference.max_batched_tokens)
+    return rows * vocab_size * 4 * _LOGITS_COPIES + MAX_NOISE * _NOISE_BYTES
 
 
 def _activation_bytes(config: Config, facts: ModelFacts, max_context_length: int) -> int:

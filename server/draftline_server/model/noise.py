@@ -40,11 +40,11 @@ def exponential_noise(keys: Sequence[int], vocab_size: int, device: torch.device
     """
     low = torch.tensor([k & _MASK_32 for k in keys], device=device).unsqueeze(1)
     high = torch.tensor([k >> 32 for k in keys], device=device).unsqueeze(1)
-    bits = (_mix_32(_mixed_ids(vocab_size, device) ^ low) + high) & _MASK_32
+    bits = _mix_32(_mixed_ids(vocab_size, device) ^ low).add_(high).bitwise_and_(_MASK_32)
     # (bits + 1/2) / 2**32 lies in (0, 1). Small values keep their relative precision in float32,
     # and small noise is what decides.
-    uniform = (bits.to(torch.float32) + 0.5) * 2.0**-32
-    return torch.log1p(-uniform.clamp_(max=1.0 - 2.0**-24)).neg_()
+    uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-32)
+    return uniform.clamp_(max=1.0 - 2.0**-24).neg_().log1p_().neg_()
 
 
 def uniform_noise(key: int) -> float:
@@ -58,10 +58,10 @@ def _mixed_ids(vocab_size: int, device: torch.device) -> Tensor:
 
 
 def _mix_32(x: Tensor) -> Tensor:
-    """Chris Wellons' "lowbias32" hash of the low 32 bits of an int64 tensor."""
-    x = ((x >> 16) ^ x) * 0x7FEB352D & _MASK_32
-    x = ((x >> 15) ^ x) * 0x846CA68B & _MASK_32
-    return (x >> 16) ^ x
+    """Chris Wellons' "lowbias32" hash of the low 32 bits of an int64 tensor, in place: rows are long."""
+    x.bitwise_xor_(x >> 16).mul_(0x7FEB352D).bitwise_and_(_MASK_32)
+    x.bitwise_xor_(x >> 15).mul_(0x846CA68B).bitwise_and_(_MASK_32)
+    return x.bitwise_xor_(x >> 16)
 
 
 def _mix_64(x: int) -> int:

@@ -10,6 +10,9 @@ from torch import Tensor
 from draftline_server.model import cpu_kernels
 from draftline_server.model.noise import exponential_noise
 
+MAX_NOISE = 2**21
+"""Numbers that are drawn at once; while they are made, each takes 20 bytes."""
+
 
 def sample(logits: Tensor, keys: Sequence[int | None]) -> list[int]:
     """Samples each row of processed logits ``[rows, vocab]``; a key of None takes the argmax."""
@@ -39,5 +42,10 @@ def argmax(logits: Tensor) -> list[int]:
 
 def sample_probs(probs: Tensor, keys: Sequence[int]) -> list[int]:
     """Samples each row of (possibly unnormalised) probabilities ``[rows, vocab]``."""
-    noise = exponential_noise(keys, probs.shape[-1], probs.device)
-    return (probs / noise).argmax(dim=-1).tolist()
+    num_rows = max(1, MAX_NOISE // probs.shape[-1])
+    drawn: list[Tensor] = []
+    for start in range(0, len(keys), num_rows):
+        rows = slice(start, start + num_rows)
+        noise = exponential_noise(keys[rows], probs.shape[-1], probs.device)
+        drawn.append(torch.div(probs[rows], noise, out=noise).argmax(dim=-1))
+    return torch.cat(drawn).tolist()

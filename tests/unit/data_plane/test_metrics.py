@@ -114,6 +114,12 @@ def test_counters_of_proposers_that_never_drafted_are_zero() -> None:
             assert samples[f'draftline_{name}_total{{proposer="{proposer}"}}'] == 0
 
 
+def test_an_idle_engine_has_no_batch() -> None:
+    samples = samples_of(make_metrics(statistics=replace(STATISTICS, num_running=0)))
+    for name in ("batch_size", "batch_tokens", "draft_length"):
+        assert samples[f"draftline_{name}"] == 0
+
+
 def test_models_are_described_once_they_are_loaded() -> None:
     assert not any(name.startswith("draftline_model_info") for name in samples_of(make_metrics()))
     alone = describe_scripted_pair()
