@@ -220,7 +220,7 @@ def _captured_bytes(config: Config, draft: PlannedModel) -> int:
 
 
 def _logits_bytes(config: Config, *, vocab_size: int) -> int:
-    """Of the step with most rows: as many as may speculate verify k + 1 each, the others end their prefill."""
+    """Of the step with most rows: as many as may speculate verify k + 1 each, others end their prefill."""
     batch = config.max_batch_size
     speculating = min(config.speculative_decoding.max_batch_size, batch)
     rows = min(batch + speculating * config.num_speculative_tokens, config.inference.max_batched_tokens)
