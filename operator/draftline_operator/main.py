@@ -232,8 +232,8 @@ class Operator:
             metrics_api=self._metrics_api_state,
         )
 
-        async def reconcile_one(namespace: str, name: str) -> Outcome:
-            return await reconcile(namespace, name, surroundings)
+        async def reconcile_one(namespace: str, name: str, failures: int) -> Outcome:
+            return await reconcile(namespace, name, surroundings, failures=failures)
 
         return reconcile_one
 

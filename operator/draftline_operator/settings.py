@@ -31,6 +31,15 @@ def _none_if_empty(value: Any) -> Any:
     return None if value == "" else value
 
 
+def _pairs(value: Any) -> Any:
+    """Whatever has no equals sign is left for pydantic to refuse."""
+    parts = _split(value)
+    if not isinstance(parts, tuple) or not all("=" in part for part in parts):
+        return value
+    return dict(part.split("=", 1) for part in parts)
+
+
+Labels = Annotated[dict[str, str], BeforeValidator(_pairs)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 OptionalName = Annotated[str | None, BeforeValidator(_none_if_empty)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -71,6 +80,8 @@ class Settings(BaseModel):
     """whether serving pods get a NetworkPolicy"""
     service_monitor: bool = True
     """whether resources get a ServiceMonitor where that kind is installed"""
+    service_monitor_labels: Labels = Field(default_factory=dict)
+    """further labels of ServiceMonitors, such as release=prometheus, separated by commas"""
     autoscaling_provider: Literal["builtin", "keda", "prometheus-adapter", "none"] = "none"
     """who serves the autoscaler's metrics: builtin, keda, prometheus-adapter or none"""
     metrics_api_service: OptionalName = None

@@ -14,7 +14,7 @@ import yaml
 
 import draftline_server
 from draftline_operator.constants import APP_NAME, COMPONENT_LABEL, INSTANCE_LABEL, NAME_LABEL, SERVING
-from draftline_operator.models.resource import Resource
+from draftline_operator.models.resource import RenderSettings, Resource
 from draftline_operator.models.spec import parse_spec
 from draftline_operator.planning.metrics_documents import METRICS
 from draftline_operator.resources.service_monitor import render_service_monitor
@@ -150,7 +150,8 @@ def test_every_value_is_used() -> None:
 def test_the_operator_understands_every_variable_and_none_of_the_charts_is_missing() -> None:
     known = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in Settings.model_fields}
     told = set()
-    for values in (BUILTIN, {"autoscaling": {"provider": "keda"}}, NAMESPACED):
+    labelled = {"serving": {"serviceMonitorLabels": {"release": "prometheus"}}}
+    for values in (BUILTIN, {"autoscaling": {"provider": "keda"}}, NAMESPACED, labelled):
         environment = operator_environment(template(values))
         assert {name for name in environment if name.startswith(ENVIRONMENT_PREFIX)} <= known
         told |= set(environment)
@@ -329,7 +330,7 @@ def test_the_readmes_rules_for_prometheus_adapter_name_what_servers_export() -> 
     assert all(metric.removeprefix("draftline_") in exported for metric in METRICS)
     spec = parse_spec({"target": {"model": {"uri": "pvc://models/target"}}})
     resource = Resource(name="chat", namespace="team", uid="u", generation=1, spec=spec)
-    (endpoint,) = render_service_monitor(resource)["spec"]["endpoints"]
+    (endpoint,) = render_service_monitor(resource, RenderSettings(default_image="x"))["spec"]["endpoints"]
     labels = {relabeling["targetLabel"] for relabeling in endpoint["relabelings"]}
     assert set(rule["resources"]["overrides"]) == labels | {"namespace"}
     assert rule["resources"]["overrides"]["speculativedeployment"] == {

@@ -22,6 +22,7 @@ EVERY_OPTION: dict[str, Any] = {
         "allowHostPath": True,
         "networkPolicy": False,
         "serviceMonitor": False,
+        "serviceMonitorLabels": {"release": "prometheus", "team": "ml"},
     },
     "crds": {"keep": False},
     "autoscaling": {

@@ -149,7 +149,7 @@ def render_all(described: Resource, settings: RenderSettings = SETTINGS) -> list
         render_headless_service(described),
         render_pod_disruption_budget(described),
         render_network_policy(described, settings),
-        render_service_monitor(described),
+        render_service_monitor(described, settings),
     ]
     if described.spec.autoscaling is not None:
         children.append(render_horizontal_pod_autoscaler(described, settings))

@@ -139,6 +139,14 @@ none
   value: {{ .Values.serving.networkPolicy | quote }}
 - name: DRAFTLINE_OPERATOR_SERVICE_MONITOR
   value: {{ .Values.serving.serviceMonitor | quote }}
+{{- with .Values.serving.serviceMonitorLabels }}
+{{- $labels := list }}
+{{- range $name, $value := . }}
+{{- $labels = append $labels (printf "%s=%s" $name $value) }}
+{{- end }}
+- name: DRAFTLINE_OPERATOR_SERVICE_MONITOR_LABELS
+  value: {{ join "," $labels | quote }}
+{{- end }}
 - name: DRAFTLINE_OPERATOR_AUTOSCALING_PROVIDER
   value: {{ include "draftline.provider" . }}
 {{- if eq (include "draftline.provider" .) "keda" }}

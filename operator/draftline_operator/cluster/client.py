@@ -35,7 +35,6 @@ from draftline_operator.models.resource import Manifest
 
 REQUEST_TIMEOUT_SECONDS: Final = 5.0
 _LIST_LIMIT: Final = 500
-_READ_BUFFER_BYTES: Final = 2**20
 _APPLY, _MERGE, _JSON = (
     "application/apply-patch+yaml",
     "application/merge-patch+json",

@@ -41,6 +41,10 @@ CHILDREN: Final = (
     POD_DISRUPTION_BUDGET,
     NETWORK_POLICY,
 )
+SETTLING_SECONDS: Final = 1.0
+"""How children fare is looked at so long after the first of its events: they come in bursts."""
+_AWAITED: Final = (JOB,)
+"""What holds up everything else until it ends."""
 _CREDENTIALS_LAST: Final = datetime.timedelta(minutes=5)
 
 
@@ -102,11 +106,13 @@ def on_resource(queue: WorkQueue, news: News) -> Callable[..., Awaitable[None]]:
 
 
 def on_child(queue: WorkQueue, news: News, kind: Kind) -> Callable[..., Awaitable[None]]:
+    wait = 0.0 if kind in _AWAITED else SETTLING_SECONDS
+
     async def child(event: kopf.RawEvent, namespace: str, labels: kopf.Labels, **_: Any) -> None:
         if not news.is_news(kind, event):
             return
         if INSTANCE_LABEL in labels:
-            queue.add((namespace, labels[INSTANCE_LABEL]))
+            queue.add((namespace, labels[INSTANCE_LABEL]), after=wait)
         else:  # the record of a pair, which others may wait for
             queue.add_namespace(namespace)
 

@@ -35,8 +35,12 @@ class RenderSettings:
     """Whether file:// models may be mounted from nodes."""
     autoscaling_provider: str = "builtin"
     """builtin, keda, prometheus-adapter or none."""
+    has_keda: bool = True
+    """Whether KEDA's kinds are there."""
     has_service_monitor: bool = False
     """Whether the ServiceMonitor kind is there and wanted."""
+    service_monitor_labels: Mapping[str, str] = field(default_factory=dict)
+    """By which a Prometheus selects ServiceMonitors."""
     network_policy: bool = True
     operator_namespace: str = "default"
     """Where scrapes come from."""

@@ -20,16 +20,21 @@ def autoscaling_condition(
     *,
     is_wanted: bool,
     provider: str,
+    has_keda: bool,
     wanted_replicas: int,
     metrics_api: MetricsApiState | None,
 ) -> Condition:
     """`metrics_api` is None where the operator does not serve the metrics itself."""
+    if other := _other_autoscaler(observed):
+        return _condition("False", "OtherAutoscaler", f"{other} scales the same pods")
     if not is_wanted:
         return _condition("False", "NotConfigured", "spec.autoscaling is not set")
     if provider == "none":
         return _condition("False", "ProviderDisabled", "the operator runs without an autoscaling provider")
-    if other := _other_autoscaler(observed):
-        return _condition("False", "OtherAutoscaler", f"{other} scales the same pods")
+    if provider == "keda" and not has_keda:
+        return _condition(
+            "False", "ProviderDisabled", "KEDA, the operator's autoscaling provider, is not installed"
+        )
     if wanted_replicas == 0:
         return _condition("False", "ScaledToZero", "replicas is 0: the autoscaler leaves that alone")
     if metrics_api is not None and metrics_api.status == "conflict":

@@ -102,8 +102,7 @@ def _has_to_be_applied(manifest: Manifest, observed: Observed) -> bool:
         return True
     if kind in _WRITTEN_ONCE:
         return False
-    annotations = live["metadata"].get("annotations") or {}
-    if annotations.get(APPLIED_HASH_ANNOTATION) != metadata["annotations"][APPLIED_HASH_ANNOTATION]:
+    if _applied_hash(live) != _applied_hash(manifest):
         return True
     return has_drifted(_without_replicas(manifest), live)
 
@@ -129,17 +128,27 @@ def superfluous(desired: Sequence[Manifest], observed: Observed, gate: Gate) -> 
         if kind in _OPTIONAL and (kind, name) not in wanted and is_controlled_by(live, observed.uid)
         if not is_terminating(live)
     ]
-    return [*unwanted, *_old_jobs(observed, gate), *_old_config_maps(wanted, observed, gate)]
+    return [*unwanted, *_old_jobs(desired, observed, gate), *_old_config_maps(wanted, observed, gate)]
 
 
-def _old_jobs(observed: Observed, gate: Gate) -> Iterable[Deletion]:
-    """Of other pairs; of this one once its verdict is kept, or when it is to be repeated."""
+def _old_jobs(desired: Sequence[Manifest], observed: Observed, gate: Gate) -> Iterable[Deletion]:
+    """Of other pairs; of this one once its verdict is kept, when it is to be repeated, or when it waits for
+    what the spec does not ask for any more, such as a node."""
+    hashes = {
+        m["metadata"]["name"]: _applied_hash(with_applied_hash(m)) for m in desired if kind_of(m) == JOB
+    }
     for job in observed.jobs:
         if not is_controlled_by(job, observed.uid) or is_terminating(job):
             continue
         is_current = gate.job is not None and job["metadata"]["uid"] == gate.job["metadata"]["uid"]
-        if not is_current or gate.is_recorded or gate.is_repeat_due:
+        is_outdated = hashes.get(job["metadata"]["name"], _applied_hash(job)) != _applied_hash(job)
+        if not is_current or gate.is_recorded or gate.is_repeat_due or (is_outdated and not gate.has_begun):
             yield _deletion(JOB, job)
+
+
+def _applied_hash(found: Mapping[str, Any]) -> str | None:
+    annotations: Mapping[str, str] = found["metadata"].get("annotations") or {}
+    return annotations.get(APPLIED_HASH_ANNOTATION)
 
 
 def _old_config_maps(wanted: set[ChildKey], observed: Observed, gate: Gate) -> Iterable[Deletion]:

@@ -40,6 +40,8 @@ class Gate:
     job: Object | None = None
     """This resource's own, of this pair."""
     is_recorded: bool = False
+    has_begun: bool = True
+    """Whether a container of the Job has ever run."""
     retry_after: float | None = None
     """Seconds until a failed Job is to be repeated; None: never by itself."""
 
@@ -73,6 +75,7 @@ def decide_gate(
         reason="PreflightRunning",
         message=_progress(pods, result),
         job=job,
+        has_begun=any(map(_has_begun, pods)),
     )
 
 
@@ -213,6 +216,11 @@ def _does_something(pod: Object) -> bool:
     """Whether it fetches or checks at this moment, or has just come to a verdict."""
     is_running = any("running" in (status.get("state") or {}) for status in _container_statuses(pod))
     return is_running or pod.get("status", {}).get("phase") == "Succeeded"
+
+
+def _has_begun(pod: Object) -> bool:
+    states = (status.get(key) or {} for status in _container_statuses(pod) for key in ("state", "lastState"))
+    return any("running" in state or "terminated" in state for state in states)
 
 
 def _finished(job: Object, kind: str) -> Mapping[str, Any] | None:

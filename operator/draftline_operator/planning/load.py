@@ -35,10 +35,11 @@ def live_figures(
     accepted: Mapping[str, float],
     last: LiveFigures | None,
 ) -> LiveFigures:
-    """`drafted` and `accepted` are the pods' counters at the time of `last`."""
-    new_drafts = sum(_growth(s.draft_tokens, drafted.get(uid, 0.0)) for uid, s in samples.items())
-    new_accepted = sum(_growth(s.accepted_tokens, accepted.get(uid, 0.0)) for uid, s in samples.items())
-    rate = last.acceptance_rate if last is not None else None
+    """`drafted` and `accepted` are the pods' counters at the time of `last`; a pod without says nothing."""
+    known = {uid: sample for uid, sample in samples.items() if uid in drafted}
+    new_drafts = sum(_growth(s.draft_tokens, drafted[uid]) for uid, s in known.items())
+    new_accepted = sum(_growth(s.accepted_tokens, accepted[uid]) for uid, s in known.items())
+    rate = last.acceptance_rate if last is not None and samples else None
     if new_drafts >= MIN_DRAFT_TOKENS:
         rate = round(min(1.0, new_accepted / new_drafts), 2)
     return LiveFigures(

@@ -20,6 +20,7 @@ _BROKEN: Final = frozenset(
         "RunContainerError",
     }
 )
+_SHOWN_CHARACTERS: Final = 300
 # One name for states that a container changes between while nothing changes for its owner.
 _SAME: Final = {"ErrImagePull": "ImagePullBackOff", "ErrImageNeverPull": "ImagePullBackOff"}
 
@@ -43,6 +44,18 @@ def find_fault(pods: Iterable[Object]) -> PodFault | None:
     return min(faults, key=lambda fault: (fault.is_passing, fault.reason), default=None)
 
 
+def is_unschedulable(pod: Object) -> bool:
+    """Whether no node has room for it."""
+    return _unschedulable(pod) is not None
+
+
+def _unschedulable(pod: Object) -> Mapping[str, Any] | None:
+    """What the scheduler says of a pod that it cannot place."""
+    conditions: Iterable[Mapping[str, Any]] = pod.get("status", {}).get("conditions") or ()
+    found = (c for c in conditions if c.get("type") == "PodScheduled" and c.get("reason") == "Unschedulable")
+    return next(found, None)
+
+
 def _container_fault(pod: Object) -> PodFault | None:
     for status in _container_statuses(pod):
         waiting = (status.get("state") or {}).get("waiting") or {}
@@ -57,16 +70,13 @@ def _container_fault(pod: Object) -> PodFault | None:
 
 
 def _scheduling_fault(pod: Object) -> PodFault | None:
-    for condition in pod.get("status", {}).get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            short = _short_resources(pod, condition.get("message", ""))
-            if any("/" in resource for resource in short):
-                return PodFault(
-                    "InsufficientGPU", f"no node has {', '.join(short)} to spare", is_passing=True
-                )
-            missing = f"no node has {', '.join(short)} to spare" if short else "no node fits"
-            return PodFault("Unschedulable", missing, is_passing=True)
-    return None
+    condition = _unschedulable(pod)
+    if condition is None:
+        return None
+    short = _short_resources(pod, condition.get("message", ""))
+    missing = f"no node has {', '.join(short)} to spare" if short else "no node fits"
+    has_accelerator = any("/" in resource for resource in short)
+    return PodFault("InsufficientGPU" if has_accelerator else "Unschedulable", missing, is_passing=True)
 
 
 def _short_resources(pod: Object, message: str) -> list[str]:
@@ -85,6 +95,10 @@ def _container_statuses(pod: Object) -> Iterator[Mapping[str, Any]]:
 
 
 def _end(end: Mapping[str, Any]) -> str:
+    """With the server's last words where these are the one line of a start that failed: other lines differ
+    each time."""
     code = f"exit code {end.get('exitCode')}"
     reason = end.get("reason", "Error")
-    return code if reason == "Error" else f"{reason}, {code}"
+    known = code if reason == "Error" else f"{reason}, {code}"
+    last = (end.get("message") or "").rstrip().rpartition("\n")[2]
+    return f"{known}, {last[:_SHOWN_CHARACTERS]}" if last.startswith("error: ") else known

@@ -10,7 +10,7 @@ from draftline_operator.cluster.interface import Cluster
 from draftline_operator.cluster.observe import OPTIONAL_KINDS
 from draftline_operator.errors import OperatorError
 from draftline_operator.log import log_event
-from draftline_operator.models.kinds import SERVICE_MONITOR, Kind
+from draftline_operator.models.kinds import SCALED_OBJECT, SERVICE_MONITOR, Kind
 from draftline_operator.models.resource import RenderSettings
 from draftline_operator.settings import Settings
 
@@ -51,7 +51,9 @@ class Capabilities:
             image_pull_policy=settings.image_pull_policy,
             allow_host_path=settings.allow_host_path,
             autoscaling_provider=settings.autoscaling_provider,
+            has_keda=SCALED_OBJECT in self._kinds,
             has_service_monitor=settings.service_monitor and SERVICE_MONITOR in self._kinds,
+            service_monitor_labels=settings.service_monitor_labels,
             network_policy=settings.network_policy,
             operator_namespace=settings.namespace,
             metrics_url=settings.metrics_url

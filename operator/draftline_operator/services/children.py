@@ -27,12 +27,12 @@ def render_surroundings(resource: Resource, settings: RenderSettings) -> list[Ma
     if settings.network_policy:
         manifests.append(render_network_policy(resource, settings))
     if settings.has_service_monitor:
-        manifests.append(render_service_monitor(resource))
+        manifests.append(render_service_monitor(resource, settings))
     if resource.spec.autoscaling is not None:
         match settings.autoscaling_provider:
             case "builtin" | "prometheus-adapter":
                 manifests.append(render_horizontal_pod_autoscaler(resource, settings))
-            case "keda":
+            case "keda" if settings.has_keda:
                 manifests.append(render_scaled_object(resource, settings))
     return manifests
 
@@ -52,6 +52,7 @@ def render_workload(
     result: PreflightResult,
     replicas: int,
     secrets_hash: str | None,
+    num_blocked: int = 0,
 ) -> list[Manifest]:
     """The Deployment of a verified pair, and before it the configuration that its pods read."""
     deployment = render_deployment(
@@ -61,5 +62,6 @@ def render_workload(
         replicas=replicas,
         secrets_hash=secrets_hash,
         verified=result,
+        num_blocked=num_blocked,
     )
     return [render_config_map(resource, pair_digest=result.pair_digest), deployment]

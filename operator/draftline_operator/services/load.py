@@ -45,6 +45,8 @@ class _Pod:
 
     key: Key
     address: str
+    first: PodSample | None = None
+    """The first one: counters of a pod that was there before us are those of a long life."""
     sample: PodSample | None = None
     failures: int = 0
     not_before: float = 0.0
@@ -116,11 +118,12 @@ class LoadCache:
         key = (namespace, name)
         samples = {uid: sample for uid, sample in self._samples(key).items() if sample is not None}
         before = self._counters.get(key, _Counters())
+        first = {uid: pod.first for uid, pod in self._pods.items() if pod.key == key and pod.first}
         figures = live_figures(
             samples,
             self.of(*key),
-            drafted=before.drafted,
-            accepted=before.accepted,
+            drafted={uid: sample.draft_tokens for uid, sample in first.items()} | before.drafted,
+            accepted={uid: sample.accepted_tokens for uid, sample in first.items()} | before.accepted,
             last=self._figures.get(key),
         )
         self._counters[key] = _Counters(
@@ -167,6 +170,7 @@ class LoadCache:
     async def _ask(self, pod: _Pod) -> None:
         try:
             pod.sample = await self._scraper.scrape(pod.address)
+            pod.first = pod.first or pod.sample
             pod.failures, pod.not_before = 0, 0.0
             self._metrics.scrapes.labels("ok").inc()
         except OperatorError as error:

@@ -28,11 +28,13 @@ from draftline_operator.cluster.observe import (
 )
 from draftline_operator.constants import SERVING
 from draftline_operator.errors import (
+    ClusterError,
     ConflictError,
     ForbiddenError,
     InvalidSpecError,
     NameConflictError,
     NotFromMemoryError,
+    NotLeadingError,
     OperatorError,
     RejectedError,
 )
@@ -57,7 +59,7 @@ from draftline_operator.planning.conditions import Problem, Situation, decide_co
 from draftline_operator.planning.gate import Gate, awaiting, checks_of_others, decide_gate
 from draftline_operator.planning.pod_faults import find_fault
 from draftline_operator.planning.replicas import replicas_to_fill_in, wanted_replicas
-from draftline_operator.planning.rollout import read_rollout
+from draftline_operator.planning.rollout import count_blocked, read_rollout
 from draftline_operator.planning.status import keep_what_was_seen, status_change, status_document
 from draftline_operator.resources.pair import pair_key
 from draftline_operator.services.children import render_preflight, render_surroundings, render_workload
@@ -69,6 +71,9 @@ _NAME_CONFLICT_SECONDS = 15.0
 _REFUSED_SECONDS = 60.0
 _SECRETS_SECONDS = 60.0
 _OTHERS_JOB_SECONDS = 30.0
+_TOLD_AFTER = 5
+"""Failures in a row: some fifteen seconds."""
+_OF_THE_MOMENT = (ConflictError, NotLeadingError)
 
 # What stands in the way of a spec is told by these reasons, and looked at again after so long.
 _PROBLEMS: Final[Mapping[type[OperatorError], tuple[str, float | None]]] = {
@@ -107,26 +112,32 @@ class Outcome:
     is_gone: bool = False
 
 
-async def reconcile(namespace: str, name: str, surroundings: Surroundings) -> Outcome:
-    """Raises `ClusterError` where a retry may help; whatever else stands in the way is told in the status."""
+async def reconcile(namespace: str, name: str, surroundings: Surroundings, *, failures: int = 0) -> Outcome:
+    """Raises `ClusterError` where a retry may help; whatever else stands in the way is told in the status.
+
+    So is what has failed before, so many times in a row that it looks as if it would stay.
+    """
     if surroundings.remembered is not None:
         with contextlib.suppress(NotFromMemoryError):
-            return await _look(namespace, name, surroundings, surroundings.remembered)
-    return await _look(namespace, name, surroundings, surroundings.cluster)
+            return await _look(namespace, name, surroundings, surroundings.remembered, failures)
+    return await _look(namespace, name, surroundings, surroundings.cluster, failures)
 
 
-async def _look(namespace: str, name: str, surroundings: Surroundings, cluster: Cluster) -> Outcome:
+async def _look(
+    namespace: str, name: str, surroundings: Surroundings, cluster: Cluster, failures: int
+) -> Outcome:
     body = await cluster.get(SPECULATIVE_DEPLOYMENT, namespace, name)
     if body is None or is_terminating(body):
         return Outcome(is_gone=True)
-    return await _Reconcile(body, surroundings, cluster).run()
+    return await _Reconcile(body, surroundings, cluster, failures).run()
 
 
 class _Reconcile:
     """The state of one pass."""
 
-    def __init__(self, body: Object, surroundings: Surroundings, cluster: Cluster) -> None:
+    def __init__(self, body: Object, surroundings: Surroundings, cluster: Cluster, failures: int) -> None:
         self._body = body
+        self._failures = failures
         self._around = surroundings
         self._cluster = cluster
         self._settings = surroundings.settings()
@@ -153,6 +164,10 @@ class _Reconcile:
             reason, seconds = _PROBLEMS[type(error)]
             self._problem = Problem(reason, str(error))
             self._look_again(seconds)
+            await self._scale_all_the_same()
+        except ClusterError as error:
+            await self._tell_of(error)
+            raise
         finally:
             self._around.claims.release(self._namespace, self._name)
         if self._problem is not None:
@@ -222,7 +237,7 @@ class _Reconcile:
         return decide_gate(key, record=read_record(record), observed=self._observed, now=now)
 
     async def _hash_secrets(self, resource: Resource) -> str | None:
-        """Of all that the resource names; one that is missing holds whatever would need it."""
+        """Of its models' credentials; one that is missing holds whatever would need it."""
         references = (source.credentials_secret_ref for source in resource.spec.models.values())
         names = [reference.name for reference in references if reference is not None]
         if not names:
@@ -248,6 +263,7 @@ class _Reconcile:
                 result=gate.result,
                 replicas=max(self._wanted or 0, self._live_replicas() or 0),
                 secrets_hash=secrets_hash,
+                num_blocked=count_blocked(self._observed.deployment, self._observed.serving_pods),
             )
             return [*others, keep_selector(deployment, self._observed.deployment)]
         if gate.state == "failed":
@@ -255,7 +271,7 @@ class _Reconcile:
         if gate.state == "running" and gate.job is None:  # another resource's
             self._look_again(_OTHERS_JOB_SECONDS)
             return []
-        memory = await self._accelerator_memory(resource) if gate.state == "missing" else None
+        memory = await self._accelerator_memory(resource)
         return render_preflight(resource, self._settings, accelerator_memory_bytes=memory)
 
     async def _accelerator_memory(self, resource: Resource) -> int | None:
@@ -327,6 +343,14 @@ class _Reconcile:
         self._observed = self._observed.with_object(DEPLOYMENT, scaled)
         self._log("scaled", DEPLOYMENT, self._name, replicas=self._wanted)
 
+    async def _scale_all_the_same(self) -> None:
+        """Pods that serve follow the load also under a spec that nothing else of can be followed."""
+        asked = (self._body.get("spec") or {}).get("replicas")
+        if self._wanted is None and isinstance(asked, int):
+            self._wanted = asked
+        with contextlib.suppress(ForbiddenError, RejectedError):
+            await self._scale()
+
     async def _is_current(self) -> bool:
         """Whether the resource still says what this pass is about."""
         current = await self._cluster.get(SPECULATIVE_DEPLOYMENT, self._namespace, self._name)
@@ -361,6 +385,7 @@ class _Reconcile:
                 self._observed,
                 is_wanted=(self._body.get("spec") or {}).get("autoscaling") is not None,
                 provider=self._settings.autoscaling_provider,
+                has_keda=self._settings.has_keda,
                 wanted_replicas=wanted,
                 metrics_api=self._around.metrics_api(),
             ),
@@ -378,6 +403,15 @@ class _Reconcile:
             document = keep_what_was_seen(document, self._observed.status)
         if change := status_change(self._observed.status, document):
             await self._write_status(change)
+
+    async def _tell_of(self, error: ClusterError) -> None:
+        """What keeps failing, such as an admission webhook that does not answer, is for a person to see."""
+        if self._failures < _TOLD_AFTER or not self._has_observed or isinstance(error, _OF_THE_MOMENT):
+            return
+        self._leave_memory()
+        self._warning = Problem("ClusterError", str(error))
+        with contextlib.suppress(OperatorError):
+            await self._tell()
 
     async def _write_status(self, change: Mapping[str, Any]) -> None:
         """Only into what was read: a namesake that was made since, or a newer spec, is looked at first."""

@@ -28,7 +28,8 @@ MIN_INTERVAL_SECONDS: Final = 0.25
 
 Key = tuple[str, str]
 """Namespace and name of a resource."""
-Reconcile = Callable[[str, str], Awaitable[Outcome]]
+Reconcile = Callable[[str, str, int], Awaitable[Outcome]]
+"""Of a namespace and a name, after so many failures in a row."""
 
 _logger = logging.getLogger(__name__)
 
@@ -84,6 +85,10 @@ class WorkQueue:
                 await asyncio.wait_for(self._has_changed.wait(), wait)
             except TimeoutError:
                 continue
+
+    def failures_of(self, key: Key) -> int:
+        """In a row, up to now."""
+        return self._entries[key].failures
 
     def give_back(self, key: Key, *, requeue_after: float | None = None, is_gone: bool = False) -> None:
         """After a reconcile that came to its end."""
@@ -146,7 +151,7 @@ async def _work(queue: WorkQueue, reconcile: Reconcile, metrics: OperatorMetrics
 async def _attempt(key: Key, queue: WorkQueue, reconcile: Reconcile) -> str:
     namespace, name = key
     try:
-        outcome = await reconcile(namespace, name)
+        outcome = await reconcile(namespace, name, queue.failures_of(key))
     except OperatorError as error:
         wait = queue.give_back_failed(key)
         level = logging.INFO if isinstance(error, ClusterError) else logging.WARNING

@@ -27,6 +27,7 @@ def condition(
     provider: str = "builtin",
     replicas: int = 1,
     is_wanted: bool = True,
+    has_keda: bool = True,
     metrics_api: MetricsApiState | None = None,
 ) -> tuple[str, str]:
     named = {(HORIZONTAL_POD_AUTOSCALER, NAME): ours} if ours is not None else {}
@@ -35,6 +36,7 @@ def condition(
         observed(named=named, autoscalers=listed),
         is_wanted=is_wanted,
         provider=provider,
+        has_keda=has_keda,
         wanted_replicas=replicas,
         metrics_api=metrics_api,
     )
@@ -74,6 +76,11 @@ def test_without_autoscaling_there_is_nothing_to_be_active() -> None:
     assert condition(provider="none") == ("False", "ProviderDisabled")
 
 
+def test_keda_that_is_not_there_scales_nothing() -> None:
+    assert condition(provider="keda", has_keda=False) == ("False", "ProviderDisabled")
+    assert condition(provider="keda") == ("Unknown", "Pending")
+
+
 def test_zero_replicas_pause_the_autoscaler() -> None:
     assert condition(autoscaler(), replicas=0) == ("False", "ScaledToZero")
 
@@ -82,6 +89,7 @@ def test_zero_replicas_pause_the_autoscaler() -> None:
 def test_somebody_elses_autoscaler_of_the_same_pods_is_told(kind: str) -> None:
     theirs = autoscaler(name="mine", uid="u", owner="o", target={"kind": kind, "name": NAME})
     assert condition(autoscaler(), theirs) == ("False", "OtherAutoscaler")
+    assert condition(None, theirs, is_wanted=False) == ("False", "OtherAutoscaler")
 
 
 def test_autoscalers_of_other_things_do_not_matter() -> None:
@@ -99,5 +107,7 @@ def test_keda_speaks_for_itself_and_its_autoscaler_is_no_rival() -> None:
     scaled_object = owned("ScaledObject", NAME, status={"conditions": told})
     made_by_keda = autoscaler(name="keda-hpa-chat", uid="uid-of-chat", owner="chat")
     seen = observed(named={(SCALED_OBJECT, NAME): scaled_object}, autoscalers=(made_by_keda,))
-    found = autoscaling_condition(seen, is_wanted=True, provider="keda", wanted_replicas=1, metrics_api=None)
+    found = autoscaling_condition(
+        seen, is_wanted=True, provider="keda", has_keda=True, wanted_replicas=1, metrics_api=None
+    )
     assert (found.status, found.reason) == ("True", "ScaledObjectReady")

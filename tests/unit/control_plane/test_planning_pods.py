@@ -11,7 +11,8 @@ from draftline_operator.models.observed import Object
 from draftline_operator.planning.events import fingerprint
 from draftline_operator.planning.load import live_figures, total_load
 from draftline_operator.planning.pod_faults import find_fault
-from support.observations import serving_pod
+from draftline_operator.planning.rollout import count_blocked
+from support.observations import deployment, serving_pod
 
 
 def pod(*, is_leaving: bool = False, asks: dict[str, str] | None = None, **status: Any) -> Object:
@@ -43,6 +44,41 @@ def test_a_crash_is_the_same_fault_between_two_crashes() -> None:
     running = {"name": "server", "ready": False, "state": {"running": {}}}
     again = pod(containerStatuses=[{**running, "lastState": {"terminated": {"exitCode": 1}}}])
     assert find_fault([again]) == find_fault([waiting("CrashLoopBackOff", ended=1)])
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            "line\nerror: models.target_model.path: /models: no such directory\n",
+            "exit code 2, error: models.",
+        ),
+        ('{"level": "info", "ts": "2026-11-30T12:00:00Z"}', "exit code 2"),
+        (None, "exit code 2"),
+    ],
+)
+def test_the_last_words_of_a_start_that_failed_are_told_and_no_log_that_differs_each_time(
+    message: str | None, told: str
+) -> None:
+    end = {"exitCode": 2, "reason": "Error", **({"message": message} if message else {})}
+    status = {"name": "server", "ready": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    fault = find_fault([pod(containerStatuses=[{**status, "lastState": {"terminated": end}}])])
+    assert fault is not None
+    assert fault.message.startswith(f"container server ended: {told}")
+    assert "level" not in fault.message
+    assert "\n" not in fault.message
+
+
+def test_pods_that_no_node_has_room_for_are_blocked_only_while_older_ones_hold_it() -> None:
+    waits = unschedulable("1 Insufficient nvidia.com/gpu", {"nvidia.com/gpu": "1"})
+    leaves = unschedulable("1 Insufficient nvidia.com/gpu", {"nvidia.com/gpu": "1"})
+    leaves["metadata"]["deletionTimestamp"] = "now"
+    pods = [serving_pod("b"), waits, leaves]
+    in_rollout = deployment(replicas=2, updated=1, available=1)
+    assert count_blocked(in_rollout, pods) == 1
+    assert count_blocked(in_rollout, [serving_pod("b")]) == 0
+    assert count_blocked(deployment(replicas=2, updated=2, available=1), pods) == 0, "none is older"
+    assert count_blocked(None, pods) == 0
 
 
 def test_a_pod_that_became_ready_after_a_crash_is_no_fault() -> None:
@@ -137,6 +173,16 @@ def figures(samples: dict[str, PodSample], *, last: LiveFigures | None = None, *
 def test_acceptance_is_that_of_the_tokens_since_the_last_figures() -> None:
     now = {"a": sample(draft_tokens=1200, accepted_tokens=700)}
     assert figures(now, drafted={"a": 1000}, accepted={"a": 600}).acceptance_rate == 0.5
+
+
+def test_a_pod_that_is_seen_for_the_first_time_says_nothing_of_its_long_life() -> None:
+    now = {"a": sample(draft_tokens=1200, accepted_tokens=600), "b": sample(draft_tokens=9000)}
+    assert figures(now, drafted={"a": 1000}, accepted={"a": 500}).acceptance_rate == 0.5
+    assert figures({"b": sample(draft_tokens=9000)}).acceptance_rate is None
+
+
+def test_without_pods_nothing_is_accepted() -> None:
+    assert figures({}, last=LiveFigures(acceptance_rate=0.7)).acceptance_rate is None
 
 
 def test_acceptance_of_a_handful_of_tokens_is_not_told() -> None:

@@ -52,7 +52,7 @@ def test_services_lead_to_ports_that_the_pods_have() -> None:
 
 
 def test_each_pod_is_scraped_once() -> None:
-    monitor = render_service_monitor(resource())["spec"]
+    monitor = render_service_monitor(resource(), SETTINGS)["spec"]
     (endpoint,) = monitor["endpoints"]
     services = [render_client_service(resource()), render_headless_service(resource())]
     selected = [
@@ -62,6 +62,14 @@ def test_each_pod_is_scraped_once() -> None:
         and any(port["name"] == endpoint["port"] for port in service["spec"]["ports"])
     ]
     assert selected == ["chat-pods"]
+
+
+def test_a_prometheus_that_selects_by_a_label_finds_the_monitors_and_ours_stay() -> None:
+    labels = {"release": "prometheus", "app.kubernetes.io/name": "other"}
+    settings = dataclasses.replace(SETTINGS, service_monitor_labels=labels)
+    found = render_service_monitor(resource(), settings)["metadata"]["labels"]
+    assert found["release"] == "prometheus"
+    assert found["app.kubernetes.io/name"] == "draftline"
 
 
 def test_the_policy_covers_serving_and_preflight_pods_of_this_resource_alone() -> None:

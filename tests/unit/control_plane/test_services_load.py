@@ -42,6 +42,12 @@ draftline_model_info{pair_digest="sha256:abc",target="a",draft="b",version="1"} 
 """
 
 
+def page(*, drafted: int, accepted: int) -> str:
+    """With other counters of the draft model, which begin with 300 and 250."""
+    changed = PAGE.replace('draft_model"} 300.0', f'draft_model"}} {drafted}.0')
+    return changed.replace('draft_model"} 250.0', f'draft_model"}} {accepted}.0')
+
+
 PATIENCE_SECONDS = 30.0
 """For what is to succeed, on any machine."""
 
@@ -254,20 +260,31 @@ async def test_acceptance_is_told_since_the_last_time(scraper: PodScraper, pods:
     loads = cache(scraper, serving_pod("a"))
     await loads.sample()
     first = loads.figures("models", "chat")
-    assert (first.acceptance_rate, first.queue_depth, first.speculation_state) == (0.75, 2, "Active")
-    pods.page = PAGE.replace("300.0", "500.0").replace("speculation_active 1.0", "speculation_active 0.0")
+    assert (first.acceptance_rate, first.queue_depth, first.speculation_state) == (None, 2, "Active")
+    pods.page = page(drafted=500, accepted=400)
+    await loads.sample()
+    assert loads.figures("models", "chat").acceptance_rate == 0.75, "the pod is older than we are"
+    pods.page = page(drafted=700, accepted=400).replace("speculation_active 1.0", "speculation_active 0.0")
     await loads.sample()
     second = loads.figures("models", "chat")
     assert (second.acceptance_rate, second.speculation_state) == (0.0, "Off")
     assert loads.figures("models", "chat") == second, "without new tokens it stays"
 
 
+async def test_what_a_new_pod_did_before_the_first_figures_counts(scraper: PodScraper, pods: Pods) -> None:
+    loads = cache(scraper, serving_pod("a"))
+    for page_now in (page(drafted=300, accepted=250), page(drafted=500, accepted=350)):
+        pods.page = page_now
+        await loads.sample()
+    assert loads.figures("models", "chat").acceptance_rate == 0.5
+
+
 @pytest.mark.parametrize(
     ("forgotten", "rate"),
     [
-        pytest.param("other", 0.0, id="another-namespace"),
-        pytest.param("models", 0.38, id="its-namespace"),
-        pytest.param(None, 0.38, id="all"),
+        pytest.param("other", 1.0, id="another-namespace"),
+        pytest.param("models", 0.2, id="its-namespace"),
+        pytest.param(None, 0.2, id="all"),
     ],
 )
 async def test_of_a_namespace_that_was_not_listed_nothing_is_forgotten(
@@ -275,9 +292,10 @@ async def test_of_a_namespace_that_was_not_listed_nothing_is_forgotten(
 ) -> None:
     loads = cache(scraper, serving_pod("a"))
     await loads.sample()
+    pods.page = page(drafted=700, accepted=250)
+    await loads.sample()
     loads.figures("models", "chat")
     loads.forget(forgotten, [])
-    drafted = 'draft_tokens_total{proposer="ngram"}'
-    pods.page = PAGE.replace(f"{drafted} 100.0", f"{drafted} 500.0")
+    pods.page = page(drafted=800, accepted=350)
     await loads.sample()
     assert loads.figures("models", "chat").acceptance_rate == rate

@@ -25,9 +25,9 @@ from draftline_operator.constants import (
     PREFLIGHT,
     REVISION_LABEL,
 )
-from draftline_operator.errors import ForbiddenError, RejectedError
+from draftline_operator.errors import ClusterError, ForbiddenError, RejectedError
 from draftline_operator.handlers.registry import watched_kinds
-from draftline_operator.models.kinds import JOB, Kind, kind_of
+from draftline_operator.models.kinds import JOB, SERVICE_ACCOUNT, Kind, kind_of
 from draftline_operator.models.names import pair_record_name
 from draftline_operator.models.observed import Object
 from draftline_operator.models.resource import Manifest
@@ -64,6 +64,7 @@ class Server(ObjectStore):
         self.refusals: dict[tuple[str, Kind], Exception] = {}
 
     async def apply(self, manifest: Manifest, *, field_manager: str | None = None) -> Object:
+        self._refuse("apply", kind_of(manifest))
         metadata = {"uid": f"uid-of-{manifest['metadata']['name']}", **manifest["metadata"]}
         return self.put({**manifest, "metadata": metadata})
 
@@ -122,6 +123,7 @@ async def look(
     remembered: Cluster | None = None,
     claims: PairClaims | None = None,
     sleep: Callable[[float], Awaitable[None]] = no_time_passes,
+    failures: int = 0,
 ) -> Outcome:
     surroundings = Surroundings(
         cluster=cluster,
@@ -133,7 +135,7 @@ async def look(
         claims=claims or PairClaims(),
         sleep=sleep,
     )
-    return await reconcile(NAMESPACE, name, surroundings)
+    return await reconcile(NAMESPACE, name, surroundings, failures=failures)
 
 
 def body(
@@ -183,6 +185,22 @@ async def test_pods_that_may_not_be_looked_at_are_not_told_to_be_gone(refusal: E
     assert {key: status[key] for key in kept} == {key: TOLD[key] for key in kept}
     assert status["observedGeneration"] == 2
     assert outcome.requeue_after == 60
+
+
+async def test_what_keeps_failing_is_told_and_tried_on() -> None:
+    """As where an admission webhook does not answer."""
+    server = Server(body())
+    server.refusals["apply", SERVICE_ACCOUNT] = ClusterError("failed calling webhook")
+    for failures in range(5):
+        with pytest.raises(ClusterError):
+            await look(server, failures=failures)
+        assert server.conditions() == {}, "it may pass"
+    with pytest.raises(ClusterError, match="webhook"):
+        await look(server, failures=5)
+    assert server.conditions()["Degraded"] == ("True", "ClusterError")
+    server.refusals.clear()
+    await look(server, failures=6)
+    assert server.conditions()["Degraded"] == ("False", "AsExpected")
 
 
 async def test_of_a_new_resource_that_nobody_may_look_at_all_conditions_are_there() -> None:
@@ -239,6 +257,27 @@ async def test_fewer_pods_are_asked_for_while_that_is_still_wanted() -> None:
     server = served(3)
     await look(server)
     assert replicas_of(server) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "refusal"),
+    [
+        pytest.param(changed(SPEC, image=""), None, id="invalid"),
+        pytest.param(SPEC, RejectedError("no"), id="rejected"),
+        pytest.param(SPEC, ForbiddenError("quota"), id="forbidden"),
+    ],
+)
+@pytest.mark.parametrize("replicas", [1, 5])
+async def test_under_a_spec_that_cannot_be_followed_pods_are_scaled_all_the_same(
+    spec: dict[str, Any], refusal: Exception | None, replicas: int
+) -> None:
+    server = served(3)
+    server.put(body(changed(spec, replicas=replicas), generation=2))
+    if refusal is not None:
+        server.refusals["apply", SERVICE_ACCOUNT] = refusal
+    await look(server)
+    assert server.conditions()["Ready"][0] == "False"
+    assert replicas_of(server) == replicas
 
 
 async def test_no_pods_are_lost_where_more_are_wanted_again_in_the_meantime() -> None:
@@ -301,6 +340,39 @@ async def test_a_job_of_another_resource_that_is_stuck_holds_up_nobody(
     assert (MOMENT - datetime.datetime.fromisoformat(LONG_AGO)).total_seconds() > PATIENCE_SECONDS
     await look(server)
     assert len(server.jobs()) == num_jobs
+
+
+@pytest.mark.parametrize(
+    ("state", "is_made_anew"),
+    [
+        pytest.param({"waiting": {"reason": "ImagePullBackOff"}}, True, id="waits"),
+        pytest.param({"running": {"startedAt": NOW}}, False, id="at-work"),
+    ],
+)
+async def test_a_job_that_waits_for_what_the_spec_does_not_ask_for_any_more_is_made_anew(
+    state: dict[str, Any], is_made_anew: bool
+) -> None:
+    """The pair is the same, so the Job has the same name."""
+    server = Server(body())
+    await look(server)
+    (name,) = server.jobs()
+    job = server.objects["Job", NAMESPACE, name]
+    job["metadata"]["labels"] = check()["metadata"]["labels"]
+    pod = preflight_pod(job, None)
+    pod["kind"] = "Pod"
+    pod["metadata"] |= {"namespace": NAMESPACE, "uid": "uid-of-pod", "labels": job["metadata"]["labels"]}
+    pod["status"] = {"phase": "Pending", "containerStatuses": [{"name": "preflight", "state": state}]}
+    server.put(pod)
+    await look(server)
+    assert server.jobs() == [name], "the same spec again"
+    tolerant = changed(SPEC, podTemplate={"tolerations": [{"key": "gpu", "operator": "Exists"}]})
+    server.put(body(tolerant, generation=2))
+    await look(server)
+    assert (server.jobs() == []) == is_made_anew
+    await look(server)
+    (found,) = [server.objects["Job", NAMESPACE, name] for name in server.jobs()]
+    tolerations = found["spec"]["template"]["spec"].get("tolerations", [])
+    assert any(toleration["key"] == "gpu" for toleration in tolerations) == is_made_anew
 
 
 # ----------------------------------------------------------------------------- a check that is to be repeated

@@ -154,7 +154,7 @@ async def test_all_known_resources_of_a_namespace_can_be_put_in(queue: WorkQueue
     assert len(queue) == 2
 
 
-Reconcile = Callable[[str, str], Coroutine[Any, Any, Outcome]]
+Reconcile = Callable[[str, str, int], Coroutine[Any, Any, Outcome]]
 
 
 async def run_for_a_moment(queue: WorkQueue, reconcile: Reconcile) -> str:
@@ -180,7 +180,7 @@ async def test_whatever_fails_is_counted_and_does_not_hold_up_others(error: Exce
     queue = WorkQueue(asyncio.get_running_loop().time)
     done: list[str] = []
 
-    async def reconcile(namespace: str, name: str) -> Outcome:
+    async def reconcile(namespace: str, name: str, failures: int) -> Outcome:
         if name == "a":
             raise error
         done.append(name)
@@ -198,7 +198,7 @@ async def test_a_resource_comes_back_when_it_asked_to() -> None:
     queue = WorkQueue(asyncio.get_running_loop().time)
     calls: list[str] = []
 
-    async def reconcile(namespace: str, name: str) -> Outcome:
+    async def reconcile(namespace: str, name: str, failures: int) -> Outcome:
         calls.append(name)
         return Outcome(requeue_after=60.0)
 

@@ -29,10 +29,12 @@ def test_what_the_chart_writes_is_understood() -> None:
         "DRAFTLINE_OPERATOR_ALLOW_HOST_PATH": "true",
         "DRAFTLINE_OPERATOR_NETWORK_POLICY": "false",
         "DRAFTLINE_OPERATOR_AUTOSCALING_PROVIDER": "keda",
+        "DRAFTLINE_OPERATOR_SERVICE_MONITOR_LABELS": "release=prometheus,team=a=b",
     }
     settings = load_settings({}, environment)
     assert settings.watch_namespaces == ("a", "b")
     assert (settings.allow_host_path, settings.network_policy) == (True, False)
+    assert settings.service_monitor_labels == {"release": "prometheus", "team": "a=b"}
     assert load_settings({}, {"DRAFTLINE_OPERATOR_WATCH_NAMESPACES": ""}).watch_namespaces == ()
 
 
@@ -47,6 +49,7 @@ def test_variables_of_others_with_our_prefix_do_not_matter() -> None:
             {}, {"DRAFTLINE_OPERATOR_HEALTH_PORT": "http"}, "DRAFTLINE_OPERATOR_HEALTH_PORT", id="word"
         ),
         pytest.param({"health_port": "70000"}, {}, "--health-port", id="port"),
+        pytest.param({"service_monitor_labels": "release"}, {}, "--service-monitor-labels", id="no-label"),
         pytest.param({"log_level": "loud"}, {}, "--log-level", id="choice"),
         pytest.param({"metrics_api_service": "x"}, {}, "metrics_api_secret", id="half-a-metrics-api"),
     ],
