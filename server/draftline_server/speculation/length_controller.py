@@ -120,6 +120,7 @@ class LengthController:
         self._passed_over: Counter[tuple[str, str]] = Counter()
         self._retried: set[str] = set()
         self._unpaid_seconds = 0.0
+        self._probed: dict[str, tuple[Sequence[Offer], Mapping[str, int], int]] = {}
         self._plain_interval = self._steps_until_plain = MIN_PLAIN_INTERVAL
 
     @property
@@ -208,8 +209,8 @@ class LengthController:
             num_accepted_tokens=num_accepted_tokens,
             is_probe=not switch.is_on,
         )
-        if not switch.is_on and num_accepted_tokens > 0:
-            switch.probe_soon()
+        if not switch.is_on and num_accepted_tokens > 0 and proposer in self._probed:
+            switch.probe_soon(loss=self._loss(*self._probed[proposer]))
         if request_id in self._retried:
             self._retried.remove(request_id)
             if num_accepted_tokens == num_draft_tokens > 0:
@@ -344,6 +345,7 @@ class LengthController:
         lengths = {o.request.request_id: min(PROBE_LENGTH, o.max_length) for o in probed}
         share = PROBE_SHARE / len(self._switches)
         switch.await_next_probe(cheapest_interval=int(self._loss(probed, lengths, batch_size) / share))
+        self._probed[name] = probed, lengths, batch_size
         return _choices(probed, lengths)
 
     def _on_above(self, name: str, offers: Sequence[Offer], batch_size: int) -> float:

@@ -6,6 +6,10 @@ STEPS_BEFORE_OFF = 16
 MIN_PROBE_INTERVAL = 32
 MAX_PROBE_INTERVAL = 256
 EAGER_PROBE_INTERVAL = 4
+# Probes in a row that may follow one that was right, before any of them has been earned back.
+MAX_EAGER_PROBES = 8
+# What each of them may cost more than it yields, in plain steps.
+MAX_EAGER_LOSS = 1.0
 MAX_RELAPSES = 5
 # Steps after which being on was worth its beginning, when drafts read what they missed.
 LONG_STAY = 256
@@ -44,6 +48,10 @@ class ProposerSwitch:
         self._steps_until_probe = MIN_PROBE_INTERVAL
         self._probe_interval = MIN_PROBE_INTERVAL
         self._cheapest_interval = 0
+        self._steps_until_earned = 0
+        """In which all probes so far have been earned back."""
+        self._num_eager_left = 0
+        self._is_next_eager = False
         self._batch_size = 1
         """At which it was switched off, or last given another chance."""
 
@@ -86,18 +94,25 @@ class ProposerSwitch:
             soon = max(MIN_PROBE_INTERVAL, self._cheapest_interval)
             self._steps_until_probe = min(self._steps_until_probe, soon)
         self._steps_until_probe -= 1
+        self._steps_until_earned = max(0, self._steps_until_earned - 1)
         return self.is_probe_due
 
     def await_next_probe(self, *, cheapest_interval: int) -> None:
         """After a probe: the next one later than this one was, and not before it has been earned back."""
+        if not self._is_next_eager:
+            self._num_eager_left = MAX_EAGER_PROBES
+        self._is_next_eager = False
         self._probe_interval = min(2 * max(self._probe_interval, MIN_PROBE_INTERVAL // 2), MAX_PROBE_INTERVAL)
         self._cheapest_interval = cheapest_interval
-        self._await_probe()
+        self._steps_until_earned += cheapest_interval
+        self._steps_until_probe = max(self._probe_interval, self._steps_until_earned)
 
-    def probe_soon(self) -> None:
-        """After a probe that was right."""
+    def probe_soon(self, *, loss: float) -> None:
+        """After a probe that was right; `loss` is what another would cost, now that the draft is current."""
         self._probe_interval = EAGER_PROBE_INTERVAL
-        self._await_probe()
-
-    def _await_probe(self) -> None:
-        self._steps_until_probe = max(self._probe_interval, self._cheapest_interval)
+        self._is_next_eager = self._num_eager_left > 0 and loss <= MAX_EAGER_LOSS
+        if self._is_next_eager:
+            self._num_eager_left -= 1
+            self._steps_until_probe = EAGER_PROBE_INTERVAL
+        else:
+            self._steps_until_probe = max(EAGER_PROBE_INTERVAL, self._steps_until_earned)

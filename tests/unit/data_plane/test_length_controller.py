@@ -565,6 +565,30 @@ def test_a_probe_that_has_to_catch_up_does_not_make_the_draft_model_look_dear() 
     assert machine.controller.costs.draft.estimate(8) <= 1.2 * machine.draft(8)
 
 
+def test_a_probe_that_was_dear_and_right_is_followed_by_more_at_once() -> None:
+    """Short answers to long prompts: a probe has a prompt to read first, which costs several plain steps."""
+    costs = seeded_costs(cpu, lambda num_tokens: 0.012 + 0.0008 * num_tokens)
+    controller = LengthController(settings(), costs, proposers=[DRAFT_MODEL])
+    controller.switch_off()
+    request, first_right = make_request("r0"), 0
+    for step in range(6_000):
+        if step % 64 == 0:
+            request = make_request(f"r{step}", prompt=range(120))
+        is_right = step >= 3_000
+        offers = [make_offer(request, DRAFT_MODEL, 5)] if controller.usable(1) else []
+        choices = controller.choose(offers, 1)
+        for request_id, (name, length) in choices.items():
+            accepted = length if is_right else 0
+            request.draft_len = request.num_tokens
+            controller.observe_draft(request_id, name, num_draft_tokens=length, num_accepted_tokens=accepted)
+            first_right = first_right or (step if is_right else 0)
+        request.token_ids.append(0)
+        if is_right and controller.is_active:
+            break
+    assert 3_000 < first_right < 4_000, "it had to wait for its turn"
+    assert step - first_right <= 64
+
+
 # --------------------------------------------------------------------------------- several proposers
 
 
