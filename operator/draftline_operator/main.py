@@ -102,7 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _help(info: Any) -> str:
-    has_default = info.default not in (None, ())
+    has_default = info.default not in (None, (), {})
     return f"{info.description} (default: {info.default})" if has_default else str(info.description)
 
 

@@ -80,7 +80,7 @@ class Settings(BaseModel):
     """whether serving pods get a NetworkPolicy"""
     service_monitor: bool = True
     """whether resources get a ServiceMonitor where that kind is installed"""
-    service_monitor_labels: Labels = Field(default_factory=dict)
+    service_monitor_labels: Labels = {}
     """further labels of ServiceMonitors, such as release=prometheus, separated by commas"""
     autoscaling_provider: Literal["builtin", "keda", "prometheus-adapter", "none"] = "none"
     """who serves the autoscaler's metrics: builtin, keda, prometheus-adapter or none"""

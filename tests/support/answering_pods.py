@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import sys
 from collections.abc import AsyncIterator
 
@@ -18,16 +19,19 @@ ACCEPTANCE = 0.7
 # As many lines as a real server's page has; of these the operator reads the first ones.
 _FIGURES = """draftline_requests_waiting 0
 draftline_requests_running 3
-draftline_draft_tokens_total 1000
-draftline_accepted_tokens_total 700
+draftline_draft_tokens_total {drafted}
+draftline_accepted_tokens_total {accepted}
 draftline_speculation_active 1
 draftline_draining 0
 """
-_PAGE = _FIGURES + "".join(f'draftline_seconds_bucket{{le="{number}"}} {number}\n' for number in range(200))
+_REST = "".join(f'draftline_seconds_bucket{{le="{number}"}} {number}\n' for number in range(200))
+_scrapes = itertools.count(1)
 
 
 async def _metrics(_: web.Request) -> web.Response:
-    return web.Response(text=_PAGE)
+    """Each scrape finds more drafts, and the same share of them accepted."""
+    drafted = 1000 * next(_scrapes)
+    return web.Response(text=_FIGURES.format(drafted=drafted, accepted=round(ACCEPTANCE * drafted)) + _REST)
 
 
 @contextlib.asynccontextmanager

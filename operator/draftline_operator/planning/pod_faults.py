@@ -44,11 +44,6 @@ def find_fault(pods: Iterable[Object]) -> PodFault | None:
     return min(faults, key=lambda fault: (fault.is_passing, fault.reason), default=None)
 
 
-def is_unschedulable(pod: Object) -> bool:
-    """Whether no node has room for it."""
-    return _unschedulable(pod) is not None
-
-
 def _unschedulable(pod: Object) -> Mapping[str, Any] | None:
     """What the scheduler says of a pod that it cannot place."""
     conditions: Iterable[Mapping[str, Any]] = pod.get("status", {}).get("conditions") or ()

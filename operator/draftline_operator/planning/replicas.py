@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from draftline_operator.models.spec import SpeculativeDeploymentSpec
 
 
@@ -18,6 +21,21 @@ def wanted_replicas(spec: SpeculativeDeploymentSpec, live: int | None) -> int:
     if asked == 0:
         return 0
     return min(max(asked or live or 0, autoscaling.min_replicas), autoscaling.max_replicas)
+
+
+def replicas_of_invalid(spec: Mapping[str, Any], live: int | None) -> int | None:
+    """The same for a spec of which some other field is wrong; None where it says nothing of use."""
+    asked, autoscaling = spec.get("replicas"), spec.get("autoscaling")
+    if not isinstance(asked, int):
+        return live
+    if autoscaling is None or asked == 0:
+        return asked
+    if not isinstance(autoscaling, Mapping):
+        return live
+    low, high = autoscaling.get("minReplicas", 1), autoscaling.get("maxReplicas", asked)
+    if not isinstance(low, int) or not isinstance(high, int):
+        return live
+    return min(max(asked, low), high)
 
 
 def replicas_to_fill_in(spec: SpeculativeDeploymentSpec, wanted: int) -> int | None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from draftline_operator.models.observed import Object, is_alive
-from draftline_operator.planning.pod_faults import is_unschedulable
+from draftline_operator.models.observed import Object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +39,6 @@ class Rollout:
             and self.updated == self.replicas == self.desired
             and self.available >= self.desired
         )
-
-
-def count_blocked(deployment: Object | None, serving_pods: Iterable[Object]) -> int:
-    """Pods that no node has room for while pods of an older revision are still to leave.
-
-    Where pods need accelerators none comes in addition, so each that waits for one counts as unavailable:
-    with a bound of one, the older pods that hold the accelerators would stay for good.
-    """
-    if deployment is None:
-        return 0
-    rollout = read_rollout(deployment)
-    if rollout.updated >= rollout.replicas:
-        return 0
-    return sum(is_alive(pod) and is_unschedulable(pod) for pod in serving_pods)
 
 
 def read_rollout(deployment: Object) -> Rollout:

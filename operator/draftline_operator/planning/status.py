@@ -59,6 +59,15 @@ def keep_what_was_seen(document: Mapping[str, Any], old: Mapping[str, Any]) -> d
     return {**document, **old, "observedGeneration": document["observedGeneration"], "conditions": conditions}
 
 
+def failure_change(status: Mapping[str, Any], message: str, *, generation: int, now: str) -> dict[str, Any]:
+    """Tells that a write keeps failing, and leaves all else as it was told: nobody knows how far it got."""
+    conditions = list(status.get("conditions") or ())
+    degraded = Condition(ConditionType.DEGRADED, "True", "ClusterError", message)
+    (told,) = merge_conditions(conditions, [degraded], generation=generation, now=now)
+    others = [condition for condition in conditions if condition.get("type") != ConditionType.DEGRADED]
+    return merge_patch(status, {**status, "conditions": [*others, told]})
+
+
 def status_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """The merge patch of the status; live figures stay as they are."""
     kept = {key: old[key] for key in LIVE_FIGURES if key in old}

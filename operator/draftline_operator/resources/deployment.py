@@ -40,11 +40,9 @@ def render_deployment(
     replicas: int,
     secrets_hash: str | None,
     verified: PreflightResult | None = None,
-    num_blocked: int = 0,
 ) -> Manifest:
     """A pod that computes another `pair_digest` never becomes ready.
 
-    `num_blocked` pods wait for accelerators that older pods hold, see `planning.rollout.count_blocked`.
     `verified` is the preflight result that it comes from: models are fetched just as they were then.
     `secrets_hash` is of the Secrets that the pods use.
     """
@@ -60,7 +58,7 @@ def render_deployment(
             "revisionHistoryLimit": 2,
             "progressDeadlineSeconds": progress_deadline_seconds(spec, models),
             "selector": {"matchLabels": selector_labels(resource.name)},
-            "strategy": _strategy(spec, num_blocked),
+            "strategy": _strategy(spec),
             "template": {
                 "metadata": {
                     "labels": {
@@ -90,8 +88,8 @@ def progress_deadline_seconds(spec: SpeculativeDeploymentSpec, models: ModelVolu
     return startup_budget_seconds(spec) + leaving + fetching + PREPARATION_SECONDS
 
 
-def _strategy(spec: SpeculativeDeploymentSpec, num_blocked: int) -> dict[str, Any]:
-    surge, unavailable = (1, 0) if spec.accelerator is None else (0, 1 + num_blocked)
+def _strategy(spec: SpeculativeDeploymentSpec) -> dict[str, Any]:
+    surge, unavailable = (1, 0) if spec.accelerator is None else (0, 1)
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
 
 

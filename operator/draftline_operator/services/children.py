@@ -52,7 +52,6 @@ def render_workload(
     result: PreflightResult,
     replicas: int,
     secrets_hash: str | None,
-    num_blocked: int = 0,
 ) -> list[Manifest]:
     """The Deployment of a verified pair, and before it the configuration that its pods read."""
     deployment = render_deployment(
@@ -62,6 +61,5 @@ def render_workload(
         replicas=replicas,
         secrets_hash=secrets_hash,
         verified=result,
-        num_blocked=num_blocked,
     )
     return [render_config_map(resource, pair_digest=result.pair_digest), deployment]

@@ -58,9 +58,14 @@ from draftline_operator.planning.changes import changes_of, check_names, keep_se
 from draftline_operator.planning.conditions import Problem, Situation, decide_conditions
 from draftline_operator.planning.gate import Gate, awaiting, checks_of_others, decide_gate
 from draftline_operator.planning.pod_faults import find_fault
-from draftline_operator.planning.replicas import replicas_to_fill_in, wanted_replicas
-from draftline_operator.planning.rollout import count_blocked, read_rollout
-from draftline_operator.planning.status import keep_what_was_seen, status_change, status_document
+from draftline_operator.planning.replicas import replicas_of_invalid, replicas_to_fill_in, wanted_replicas
+from draftline_operator.planning.rollout import read_rollout
+from draftline_operator.planning.status import (
+    failure_change,
+    keep_what_was_seen,
+    status_change,
+    status_document,
+)
 from draftline_operator.resources.pair import pair_key
 from draftline_operator.services.children import render_preflight, render_surroundings, render_workload
 from draftline_operator.services.pair_records import PairClaims, find_record, keep_record, read_record
@@ -73,6 +78,7 @@ _SECRETS_SECONDS = 60.0
 _OTHERS_JOB_SECONDS = 30.0
 _TOLD_AFTER = 5
 """Failures in a row: some fifteen seconds."""
+_STAMP = "%Y-%m-%dT%H:%M:%SZ"
 _OF_THE_MOMENT = (ConflictError, NotLeadingError)
 
 # What stands in the way of a spec is told by these reasons, and looked at again after so long.
@@ -263,7 +269,6 @@ class _Reconcile:
                 result=gate.result,
                 replicas=max(self._wanted or 0, self._live_replicas() or 0),
                 secrets_hash=secrets_hash,
-                num_blocked=count_blocked(self._observed.deployment, self._observed.serving_pods),
             )
             return [*others, keep_selector(deployment, self._observed.deployment)]
         if gate.state == "failed":
@@ -345,11 +350,14 @@ class _Reconcile:
 
     async def _scale_all_the_same(self) -> None:
         """Pods that serve follow the load also under a spec that nothing else of can be followed."""
-        asked = (self._body.get("spec") or {}).get("replicas")
-        if self._wanted is None and isinstance(asked, int):
-            self._wanted = asked
-        with contextlib.suppress(ForbiddenError, RejectedError):
+        if self._wanted is None:
+            self._wanted = replicas_of_invalid(self._body.get("spec") or {}, self._live_replicas())
+        try:
             await self._scale()
+        except ClusterError:
+            self._look_again(_SOON_SECONDS)  # what stands in the way of the spec is to be told first
+        except (ForbiddenError, RejectedError):
+            pass
 
     async def _is_current(self) -> bool:
         """Whether the resource still says what this pass is about."""
@@ -397,7 +405,7 @@ class _Reconcile:
             gate=self._gate,
             rollout=rollout,
             selector=selector(SERVING, name=self._name),
-            now=self._around.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+            now=self._around.now().strftime(_STAMP),
         )
         if not self._has_observed:
             document = keep_what_was_seen(document, self._observed.status)
@@ -409,9 +417,12 @@ class _Reconcile:
         if self._failures < _TOLD_AFTER or not self._has_observed or isinstance(error, _OF_THE_MOMENT):
             return
         self._leave_memory()
-        self._warning = Problem("ClusterError", str(error))
+        now = self._around.now().strftime(_STAMP)
+        status, generation = self._observed.status, self._body["metadata"]["generation"]
+        change = failure_change(status, str(error), generation=generation, now=now)
         with contextlib.suppress(OperatorError):
-            await self._tell()
+            if change:
+                await self._write_status(change)
 
     async def _write_status(self, change: Mapping[str, Any]) -> None:
         """Only into what was read: a namesake that was made since, or a newer spec, is looked at first."""

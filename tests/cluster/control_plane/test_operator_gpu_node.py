@@ -13,7 +13,6 @@ import pytest
 
 from draftline_operator.cluster.client import ClusterClient
 from draftline_operator.constants import COMPONENT_LABEL, SERVING
-from draftline_operator.models.kinds import DEPLOYMENT
 from draftline_operator.models.observed import Object, is_terminating
 from support.kube.cluster import Cluster
 from support.kubelet import Kubelet
@@ -125,29 +124,6 @@ async def test_a_new_image_is_rolled_out_where_the_only_gpu_is_taken(node_world:
     pod = await node_world.serving_pod()
     assert pod["spec"]["containers"][0]["image"] == "registry.test/server:2"
     assert pod["spec"]["nodeName"]
-
-
-async def test_a_new_image_is_rolled_out_also_where_more_pods_are_wanted_than_there_are_gpus(
-    node_world: NodeWorld,
-) -> None:
-    world, image = node_world.world, "registry.test/server:2"
-    await world.create(node_world.spec)
-    await node_world.until(node_world.is_at_rest)
-    await world.scale(2)
-    await node_world.until(node_world.is_short)
-    await world.change({"image": image})
-
-    async def has_new_pod() -> bool:
-        pods = [pod for pod in await world.pods() if pod["spec"].get("nodeName") and not is_terminating(pod)]
-        serving = [pod for pod in pods if pod["metadata"]["labels"][COMPONENT_LABEL] == SERVING]
-        return [pod["spec"]["containers"][0]["image"] for pod in serving] == [image]
-
-    await node_world.until(has_new_pod)
-    await node_world.until(node_world.is_short)
-    await world.scale(1)
-    await node_world.until(node_world.is_at_rest)
-    deployment = await world.existing(DEPLOYMENT)
-    assert deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 1
 
 
 async def test_a_pod_more_than_there_are_gpus_is_told_and_taken_back(node_world: NodeWorld) -> None:

@@ -11,8 +11,7 @@ from draftline_operator.models.observed import Object
 from draftline_operator.planning.events import fingerprint
 from draftline_operator.planning.load import live_figures, total_load
 from draftline_operator.planning.pod_faults import find_fault
-from draftline_operator.planning.rollout import count_blocked
-from support.observations import deployment, serving_pod
+from support.observations import serving_pod
 
 
 def pod(*, is_leaving: bool = False, asks: dict[str, str] | None = None, **status: Any) -> Object:
@@ -67,18 +66,6 @@ def test_the_last_words_of_a_start_that_failed_are_told_and_no_log_that_differs_
     assert fault.message.startswith(f"container server ended: {told}")
     assert "level" not in fault.message
     assert "\n" not in fault.message
-
-
-def test_pods_that_no_node_has_room_for_are_blocked_only_while_older_ones_hold_it() -> None:
-    waits = unschedulable("1 Insufficient nvidia.com/gpu", {"nvidia.com/gpu": "1"})
-    leaves = unschedulable("1 Insufficient nvidia.com/gpu", {"nvidia.com/gpu": "1"})
-    leaves["metadata"]["deletionTimestamp"] = "now"
-    pods = [serving_pod("b"), waits, leaves]
-    in_rollout = deployment(replicas=2, updated=1, available=1)
-    assert count_blocked(in_rollout, pods) == 1
-    assert count_blocked(in_rollout, [serving_pod("b")]) == 0
-    assert count_blocked(deployment(replicas=2, updated=2, available=1), pods) == 0, "none is older"
-    assert count_blocked(None, pods) == 0
 
 
 def test_a_pod_that_became_ready_after_a_crash_is_no_fault() -> None:

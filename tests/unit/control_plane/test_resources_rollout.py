@@ -51,12 +51,6 @@ def test_on_a_full_gpu_node_the_old_pod_leaves_first() -> None:
     }
 
 
-def test_each_pod_that_waits_for_an_accelerator_lets_one_more_old_pod_go() -> None:
-    for spec, expected in ((changed(MINIMAL, accelerator={}), (0, 3)), (MINIMAL, (1, 0))):
-        strategy = deployment(resource(spec), num_blocked=2)["spec"]["strategy"]["rollingUpdate"]
-        assert (strategy["maxSurge"], strategy["maxUnavailable"]) == expected
-
-
 def test_on_cpus_the_new_pod_comes_first() -> None:
     strategy = deployment(resource(MINIMAL))["spec"]["strategy"]
     assert strategy["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}

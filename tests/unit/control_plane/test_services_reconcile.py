@@ -27,7 +27,7 @@ from draftline_operator.constants import (
 )
 from draftline_operator.errors import ClusterError, ForbiddenError, RejectedError
 from draftline_operator.handlers.registry import watched_kinds
-from draftline_operator.models.kinds import JOB, SERVICE_ACCOUNT, Kind, kind_of
+from draftline_operator.models.kinds import DEPLOYMENT, JOB, SERVICE_ACCOUNT, Kind, kind_of
 from draftline_operator.models.names import pair_record_name
 from draftline_operator.models.observed import Object
 from draftline_operator.models.resource import Manifest
@@ -77,6 +77,12 @@ class Server(ObjectStore):
     async def delete(self, kind: Kind, namespace: str | None, name: str, **preconditions: Any) -> None:
         self._refuse("delete", kind)
         await super().delete(kind, namespace, name, resource_version=preconditions.get("resource_version"))
+
+    async def patch(
+        self, kind: Kind, namespace: str | None, name: str, change: Mapping[str, Any], **options: Any
+    ) -> Object | None:
+        self._refuse("patch", kind)
+        return await super().patch(kind, namespace, name, change, **options)
 
     def _refuse(self, verb: str, kind: Kind) -> None:
         if (refusal := self.refusals.get((verb, kind))) is not None:
@@ -197,7 +203,7 @@ async def test_what_keeps_failing_is_told_and_tried_on() -> None:
         assert server.conditions() == {}, "it may pass"
     with pytest.raises(ClusterError, match="webhook"):
         await look(server, failures=5)
-    assert server.conditions()["Degraded"] == ("True", "ClusterError")
+    assert server.conditions() == {"Degraded": ("True", "ClusterError")}
     server.refusals.clear()
     await look(server, failures=6)
     assert server.conditions()["Degraded"] == ("False", "AsExpected")
@@ -267,7 +273,7 @@ async def test_fewer_pods_are_asked_for_while_that_is_still_wanted() -> None:
         pytest.param(SPEC, ForbiddenError("quota"), id="forbidden"),
     ],
 )
-@pytest.mark.parametrize("replicas", [1, 5])
+@pytest.mark.parametrize("replicas", [0, 1, 5])
 async def test_under_a_spec_that_cannot_be_followed_pods_are_scaled_all_the_same(
     spec: dict[str, Any], refusal: Exception | None, replicas: int
 ) -> None:
@@ -278,6 +284,25 @@ async def test_under_a_spec_that_cannot_be_followed_pods_are_scaled_all_the_same
     await look(server)
     assert server.conditions()["Ready"][0] == "False"
     assert replicas_of(server) == replicas
+
+
+@pytest.mark.parametrize(("asked", "replicas"), [(1, 2), (9, 4), (3, 3), (0, 0)])
+async def test_under_an_invalid_spec_the_autoscalers_bounds_hold(asked: int, replicas: int) -> None:
+    server = served(3)
+    bounds = {"minReplicas": 2, "maxReplicas": 4}
+    server.put(body(changed(SPEC, image="", replicas=asked, autoscaling=bounds), generation=2))
+    await look(server)
+    assert server.conditions()["Ready"] == ("False", "InvalidSpec")
+    assert replicas_of(server) == replicas
+
+
+async def test_what_stands_in_the_way_is_told_also_where_scaling_fails() -> None:
+    server = served(3)
+    server.put(body(changed(SPEC, image="", replicas=1), generation=2))
+    server.refusals["patch", DEPLOYMENT] = ClusterError("failed calling webhook")
+    outcome = await look(server)
+    assert server.conditions()["Ready"] == ("False", "InvalidSpec")
+    assert outcome.requeue_after == 1
 
 
 async def test_no_pods_are_lost_where_more_are_wanted_again_in_the_meantime() -> None:
