@@ -200,10 +200,10 @@ class Engine:
         ]
 
     def _run(self, plan: StepPlan, choices: Mapping[str, Choice]) -> list[GenerationDelta]:
-        started = self._clock()
-        self._note_first_scheduled(plan, started)
         for runner in filter(None, (self._parts.target, self._parts.draft)):
             runner.clear(plan.fresh_blocks)
+        started = self._clock()
+        self._note_first_scheduled(plan, started)
         drafts = self._draft(plan, choices)
         drafted = self._clock()
         inputs = [_target_input(s, drafts) for s in plan.scheduled]

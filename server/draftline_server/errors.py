@@ -14,7 +14,7 @@
         ├── UnavailableError      not ready, draining, or the engine failed
         ├── DeadlineError         the request's time ran out
         ├── CancelledError        the client went away
-        └── InternalError         ours; the message carries only an id that the log explains
+        └── InternalError         ours; the message has an id that the log explains, or what is known of it
 
 Messages of `RequestError` go to clients: no paths, no class names, no prompt text.
 """

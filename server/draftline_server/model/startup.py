@@ -344,13 +344,19 @@ def naming(role: Role) -> Iterator[None]:
     except ModelError as error:
         raise type(error)(f"{_key(role)}: {error}") from error
     except OSError as error:  # of any file or folder; the checks name those that they know
-        raise ModelError(f"{_key(role)}: {error.filename}: cannot be read: {error.strerror}") from error
+        known = f"{error.filename}: cannot be read: {error.strerror}"
+        reason = known if error.filename is not None else _shown(str(error))
+        raise ModelError(f"{_key(role)}: {reason}") from error
     except StartupError:
         raise
     except Exception as error:  # what libraries raise for files that nobody has thought of
         _logger.debug("a model cannot be used", exc_info=True)
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:_SHOWN_CHARACTERS]
+        reason = _shown(f"{type(error).__name__}: {error}")
         raise ModelError(f"{_key(role)}: cannot be used: {reason}") from error
+
+
+def _shown(text: str) -> str:
+    return " ".join(text.split())[:_SHOWN_CHARACTERS]
 
 
 def _key(role: Role) -> str:

@@ -62,6 +62,7 @@ class ProposerSwitch:
     def note(self, *, is_poor: bool) -> bool:
         """Counts a step in which it was on; returns whether there were too many poor ones in a row."""
         self._num_steps_on += 1
+        self._steps_until_earned = max(0, self._steps_until_earned - 1)
         self._num_poor_steps = self._num_poor_steps + 1 if is_poor else 0
         return self._num_poor_steps >= STEPS_BEFORE_OFF
 
