@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def fill(engine: Engine, value: float) -> None:
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0}, {"temperature": 1.0, "seed": 3}], ids=str)
 @pytest.mark.parametrize("logprobs", [None, 2])
 def test_a_request_without_numbers_ends_and_the_others_go_on(
-    zoo: ModelZoo, sampling: dict[str, float], logprobs: int | None
+    zoo: ModelZoo, sampling: dict[str, Any], logprobs: int | None
 ) -> None:
     engine = make_engine(
         zoo.target(),
@@ -130,7 +131,8 @@ def test_a_draft_without_numbers_costs_its_drafts_and_nothing_else(tmp_path: Pat
     forward = engine._parts.draft.forward
     engine._parts.draft.forward = lambda inputs: torch.full_like(forward(inputs), math.nan)  # type: ignore[method-assign]
     prompts = [random_prompt(length, seed=length) for length in (4, 9)]
-    for sampling in ({}, {"temperature": 1.0, "seed": 5}):
+    samplings: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0, "seed": 5})
+    for sampling in samplings:
         drafted = generate(engine, prompts, max_tokens=16, **sampling)
         for ours, theirs in zip(drafted, generate(plain, prompts, max_tokens=16, **sampling), strict=True):
             assert ours.token_ids == theirs.token_ids

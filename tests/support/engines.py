@@ -139,10 +139,9 @@ def drain(engine: Engine, *, max_steps: int = 20_000) -> dict[str, Completion]:
     raise AssertionError(f"the engine still has work after {max_steps} steps")
 
 
-def generate(
-    engine: Engine, prompts: Sequence[Sequence[int]], *, draft_lengths: Sequence[int] = (), **options: Any
-) -> list[Completion]:
-    """Completes all prompts together; they take turns with the longest drafts of `draft_lengths`."""
+def generate(engine: Engine, prompts: Sequence[Sequence[int]], **options: Any) -> list[Completion]:
+    """Completes all prompts together; where `draft_lengths` are given, they take turns with these."""
+    draft_lengths: Sequence[int] = options.pop("draft_lengths", ())
     for index, prompt in enumerate(prompts):
         if draft_lengths:
             longest = draft_lengths[index % len(draft_lengths)]

@@ -31,8 +31,14 @@ class Watched:
         """Of an object that is never twice the same."""
         self._version += 1
         labels = OUR_LABELS | ({INSTANCE_LABEL: of} if of is not None else {})
-        metadata = {"namespace": NAMESPACE, "name": NAME, "uid": f"uid-of-{kind.kind}", "labels": labels}
-        metadata |= {"resourceVersion": str(self._version), "generation": self._version}
+        metadata = {
+            "namespace": NAMESPACE,
+            "name": NAME,
+            "uid": f"uid-of-{kind.kind}",
+            "labels": labels,
+            "resourceVersion": str(self._version),
+            "generation": self._version,
+        }
         told = {"type": event, "object": {"kind": kind.kind, "metadata": metadata, **body}}
         is_resource = kind == SPECULATIVE_DEPLOYMENT
         handler: Any = on_resource(self.queue, self._news) if is_resource else self._on_child(kind)
