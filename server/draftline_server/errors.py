@@ -94,4 +94,4 @@ class CancelledError(RequestError):
 
 
 class InternalError(RequestError):
-    """A fault of ours. The message holds an id under which the log has the traceback."""
+    """A fault of ours. The message holds an id that the log explains, or what is known of it."""

@@ -206,7 +206,7 @@ class Scheduler:
     def _take_back_spare_blocks(self) -> None:
         """Those of drafts that did not stand; no one is to be preempted for them."""
         for request in self._running:
-            num_needed = -(-request.num_tokens // self.pool.block_size)
+            num_needed = self._num_blocks_for(request.num_tokens)
             self.pool.release(request.block_table[num_needed:])
             del request.block_table[num_needed:]
 
@@ -216,7 +216,10 @@ class Scheduler:
         self._fresh_blocks.extend(block_ids)
 
     def _num_missing_blocks(self, request: Request, num_slots: int) -> int:
-        return max(0, -(-num_slots // self.pool.block_size) - len(request.block_table))
+        return max(0, self._num_blocks_for(num_slots) - len(request.block_table))
+
+    def _num_blocks_for(self, num_slots: int) -> int:
+        return -(-num_slots // self.pool.block_size)
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
