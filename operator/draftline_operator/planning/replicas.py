@@ -18,9 +18,9 @@ def wanted_replicas(spec: SpeculativeDeploymentSpec, live: int | None) -> int:
     autoscaling = spec.autoscaling
     if autoscaling is None:
         return asked if asked is not None else live or 1
-    if asked == 0:
-        return 0
-    return min(max(asked or live or 0, autoscaling.min_replicas), autoscaling.max_replicas)
+    if asked is None:
+        asked = live or autoscaling.min_replicas
+    return _within(asked, autoscaling.min_replicas, autoscaling.max_replicas)
 
 
 def replicas_of_invalid(spec: Mapping[str, Any], live: int | None) -> int | None:
@@ -28,14 +28,19 @@ def replicas_of_invalid(spec: Mapping[str, Any], live: int | None) -> int | None
     asked, autoscaling = spec.get("replicas"), spec.get("autoscaling")
     if not isinstance(asked, int):
         return live
-    if autoscaling is None or asked == 0:
+    if autoscaling is None:
         return asked
     if not isinstance(autoscaling, Mapping):
         return live
     low, high = autoscaling.get("minReplicas", 1), autoscaling.get("maxReplicas", asked)
     if not isinstance(low, int) or not isinstance(high, int):
         return live
-    return min(max(asked, low), high)
+    return _within(asked, low, high)
+
+
+def _within(asked: int, low: int, high: int) -> int:
+    """Within an autoscaler's bounds; it leaves 0 alone."""
+    return 0 if asked == 0 else min(max(asked, low), high)
 
 
 def replicas_to_fill_in(spec: SpeculativeDeploymentSpec, wanted: int) -> int | None:
