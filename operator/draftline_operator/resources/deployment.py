@@ -1,8 +1,8 @@
 """The Deployment of the serving pods.
 
-Its strategy is chosen so that a rollout ends on a full node: where pods need accelerators there may be no spare
-one, so an old pod leaves before a new one comes; on CPUs the new one comes first. Its replicas are written by the
-operator alone: people and autoscalers act on the resource's /scale.
+Its strategy is chosen so that a rollout ends on a full node: where pods need accelerators there may be no
+spare one, so an old pod leaves before a new one comes; on CPUs the new one comes first. Its replicas are
+written by the operator alone: people and autoscalers act on the resource's /scale.
 """
 
 from __future__ import annotations
